@@ -32,7 +32,8 @@ BUDGETS = {
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
     # And lines between models.
-    "commands/studies": 1910,
+    # Tables of many small trainings, and several seeds of a cell.
+    "commands/studies": 2040,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
@@ -82,12 +83,15 @@ BUDGETS = {
     "real/join/divided": 450,
     # New: losses and predictions that methods compare.
     "real/join/learning": 130,
+    # New: scaled rates, and BatchNorm over the batches of all workers.
+    "real/join/scaling": 160,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.
-    "real/train": 2950,
+    # Batches that grow, agreed on where the noise of gradients decides.
+    "real/train": 3050,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -110,7 +114,7 @@ BUDGETS = {
     "sim/pipelines": 820,
     # What it refuses: teachers, and tuning of optimisers.
     # Sentences where there were tracebacks.
-    "sim/script": 1680,
+    "sim/script": 1710,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
@@ -131,11 +135,16 @@ BUDGETS = {
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
     # And what teachers predict.
-    "tasks": 3110,
+    # VGG, dropout of the transformer, losses that are trained and not judged by.
+    "tasks": 3300,
     # New: bits of displacements, and error against bytes.
     "studies/reproductions/compressed": 460,
+    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
+    "tasks/published": 760,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
+    # New: tables of small trainings with three seeds each.
+    "studies/reproductions/repeated": 970,
 }
 ENTRY_POINTS = {
     "__main__",
