@@ -60,6 +60,10 @@ class ScriptBudget:
         sample a step."""
         return samples / (self.samples_of_pass or self._steps)
 
+    def ordinary(self, batch: Any) -> list[Any]:
+        """A loop's batches have the size that its loader gives them."""
+        return [batch]
+
     def open_step(self, step: int) -> float:
         self.rounds = max(self.rounds, step + 1)
         return self.epochs
@@ -154,7 +158,7 @@ class ScriptWorld(World):
         per_number = model.initial.element_size() * byte_scale
         return cut_buckets(sizes, [float(size) for size in sizes], per_number)
 
-    def _rate_of(self, rank: int) -> float:
+    def _rate_of(self, rank: int, pace: float) -> float:
         return self.source.loops[rank].learning_rate
 
     def _own_of(self, rank: int) -> Tensor | None:
