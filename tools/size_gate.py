@@ -92,6 +92,8 @@ BUDGETS = {
     # What methods spend until the target, and the front of time and money.
     "runs": 1880,
     "script": 720,
+    # New: servers with standbys, the same for both worlds.
+    "standby": 700,
     "sim/checkpoint": 370,
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
@@ -102,7 +104,8 @@ BUDGETS = {
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
-    "sim/faults": 500,
+    # And servers that die.
+    "sim/faults": 620,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,

@@ -9,6 +9,7 @@ slow-link 0=10            the network card of worker 0 is ten times slower
 drop 0.05                 each message is lost with that probability and sent again later
 delay 20ms@1s+2s          every message takes that much longer
 partition 0,1|2-7@1s+2s   the sides cannot reach each other until it heals
+kill-server 0@2s          the machine of server 0 dies
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Kind:
 
     example: str
     is_of_worker: bool = False
-    """Whether it happens to one worker."""
+    """Whether it happens to one worker, or server."""
     fits: Callable[[float], bool] | None = None
     """Which amounts it may have; None where it has no amount."""
     is_moment: bool = False
@@ -54,6 +55,7 @@ _KINDS = {
     ),
     "delay": _Kind("20ms or 20ms@1s+2s", fits=lambda amount: 0 <= amount < FOREVER),
     "partition": _Kind("0,1|2-7@1s+2s, no worker on two sides"),
+    "kill-server": _Kind("0@2s", is_of_worker=True, is_moment=True),
 }
 KINDS = tuple(_KINDS)
 

@@ -273,7 +273,8 @@ class Updates:
         end = replica.row if is_worker else world.replicas.index(replica, world.size)
         now = replica.store.versions[replica.row]
         for version in versions:
-            self._applied(end, now - version, known)
+            # A version that was lost with a server is not older than what its standby has.
+            self._applied(end, max(0, now - version), known)
         self.count += not versions
 
     def told(self, rank: int, *, is_shared: bool) -> None:

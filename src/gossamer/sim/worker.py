@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from gossamer.errors import Late, ProtocolError, RunOver
+from gossamer.errors import Late, PeerLost, ProtocolError, RunOver
 from gossamer.groups import mapped
 from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
@@ -79,7 +79,7 @@ class SimulatedWorker:
 
     @property
     def servers(self) -> Sequence[int]:
-        return range(self._world.size, self._world.ends)
+        return range(self._world.size, self._world.size + len(self._world.slices))
 
     @property
     def slices(self) -> Sequence[slice]:
@@ -209,11 +209,18 @@ class SimulatedWorker:
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         pending = Receive("receive", source)
         if self.rank >= self._world.size:
-            pending.when_done(lambda: self._world.received(self.rank, pending.result()))
+            pending.when_done(lambda: self._read(pending))
         self._world.mailboxes[self.rank].receive(tag, pending)
         if not pending.done:
             self._world.members.watch(pending, self.rank)
         return pending
+
+    def _read(self, pending: Pending[Message]) -> None:
+        try:
+            message = pending.result()
+        except PeerLost:
+            return  # nothing came; whoever awaits it gets the error
+        self._world.received(self.rank, message)
 
     def collect(self, tag: Tag) -> list[Message]:
         return self._world.mailboxes[self.rank].collect(tag)

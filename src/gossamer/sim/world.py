@@ -24,6 +24,7 @@ from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
 from gossamer.sim.delivery import Delivery, cards_of
 from gossamer.sim.engine import Engine
+from gossamer.sim.faults.mortal_servers import MortalServers
 from gossamer.sim.faults.newcomers import Newcomers
 from gossamer.sim.faults.simulated_faults import SimulatedFaults
 from gossamer.sim.gradients import (
@@ -119,7 +120,10 @@ class World:
     def _make_post(self, settings: Settings, byte_scale: float, *, is_observed: bool) -> Delivery:
         arguments = (
             self.kernel, self.cluster,
-            cards_of(self.cluster, len(self.servers), settings.method.placement),
+            cards_of(
+                self.cluster, len(self.slices), settings.method.placement,
+                len(self.servers) - len(self.slices),
+            ),
             self.stream("network"), self.observer if is_observed else None, byte_scale,
         )  # fmt: skip
         return Delivery(*arguments) if self.lanes is None else LanedDelivery(self.lanes, *arguments)
@@ -162,8 +166,10 @@ class World:
             )  # fmt: skip
 
         self.workers = make_store(self.size, slice(0, model.layout.total))
-        self.servers = tuple(make_store(1, part) for part in self.slices)
+        has_standbys = bool(settings.method.standby)
+        self.servers = tuple(make_store(1, part) for part in self.slices * (1 + has_standbys))
         self.ends = self.size + len(self.servers)
+        self.mortal = MortalServers(self, settings.method.standby)
         self.schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
         self._base_rate = settings.learning_rate
         self.epochs = [0.0] * self.size
@@ -175,7 +181,7 @@ class World:
             for rank in range(self.size)
         ]
         self.replicas += [
-            SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
+            SimulatedReplica(store, 0, self._rate_of_servers, self._server_descended)
             for store in self.servers
         ]
 
@@ -190,6 +196,10 @@ class World:
     ) -> tuple[Bucket, ...]:
         sample = settings.task.train.first(1).to(model.device)
         return make_buckets(model.module, sample, byte_scale)
+
+    def _server_descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
+        if replica in self.mortal.acting:  # a standby repeats what its primary has told
+            self.updates.descended(replica, read)
 
     def _rate_of(self, rank: int) -> float:
         return self._base_rate * self.schedule.factor(self.epochs[rank])
@@ -231,7 +241,8 @@ class World:
         end_ns = self.ending.finished_ns
         if end_ns is None:
             end_ns = max((self.ended_ns[rank] for rank in self.alive), default=self.kernel.now)
-        return max(end_ns, *(store.changed_ns for store in (self.workers, *self.servers)))
+        stores = [self.workers, *(replica.store for replica in self.mortal.acting)]
+        return max(end_ns, *(store.changed_ns for store in stores))
 
     @property
     def over(self) -> bool:
