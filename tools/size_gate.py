@@ -71,8 +71,8 @@ BUDGETS = {
     "real/faults": 670,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
-    # Islands over which PyTorch shards a model.
-    "real/join": 4220,
+    # Islands over which PyTorch shards a model. What servers with standbys refuse.
+    "real/join": 4240,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
@@ -86,7 +86,8 @@ BUDGETS = {
     "real/transports/torch": 2730,
     "report": 60,
     "report/exporters": 610,
-    "report/page": 2340,
+    # What faults have cost.
+    "report/page": 2440,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
@@ -100,12 +101,13 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    "sim/script": 1620,
+    # What scripts refuse in virtual time: standbys of servers.
+    "sim/script": 1640,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
-    # And servers that die.
-    "sim/faults": 620,
+    # And servers that die; what became of every sample, and how recoveries went.
+    "sim/faults": 700,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,

@@ -217,6 +217,12 @@ def _check_end(simulation: Simulation) -> None:
             f"{world.samples_read} samples were read, but {trained} trained and "
             f"{world.samples_aborted} given back"
         )
+    for row in world.book.rows():
+        again = row["given_again"]
+        require(
+            row["read"] == row["trained"] + again and row["lost"] <= again,
+            f"the samples of an epoch do not add up: {row}",
+        )
     if world.alive.isdisjoint(world.speakers):
         return  # nobody is left, or only groups without their leaders
     # To the sample, in whole rounds of who is alive and whole steps of groups.

@@ -41,8 +41,8 @@ class SimulatedGradient(Gradient):
 
     __slots__ = (
         "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch",
-        "key", "loss", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
-        "worker",
+        "epoch", "key", "loss", "paused_ns", "point", "read", "statistics", "step", "value",
+        "weight", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
@@ -52,6 +52,8 @@ class SimulatedGradient(Gradient):
         self.batch = batch
         self.key = key
         self.step = 0
+        self.epoch = 0
+        """In which its samples were read."""
         self.weight = 1.0
         """The factor of its value."""
         self.read: Read = (0, 0)
@@ -138,6 +140,9 @@ class SimulatedGradient(Gradient):
         span = (self._started_ns, world.kernel.now)
         world.budget.deliver(rank, len(self.batch), self.step, (span[1] - span[0]) / SECOND)
         world.observer.computed(rank, span, whole_ns, len(self.batch), self.loss)
+        world.book.trained[self.epoch] += len(self.batch)
+        if world.recoveries.is_open(rank):
+            world.recoveries.ended(rank, "first gradient", world.kernel.now)
         self.resolve(value)
         world.on_progress()
         world.ending.progressed()

@@ -417,6 +417,8 @@ class Simulation:
             "time_shares": shares,
             "samples_read": world.samples_read,
             "samples_lost": sum(own.lost_samples for own in metrics.workers.values()),
+            "samples_by_epoch": world.book.rows(),
+            "recoveries": world.recoveries.rows,
         }
 
 

@@ -145,11 +145,12 @@ class SimulatedWorker:
         if not world.budget.begin(self.rank):
             raise RunOver
         indices = world.sampler.next(self.rank) if batch is None else np.asarray(batch)
-        world.samples_read += len(indices)
+        epoch = int(world.budget.epochs)
+        world.book.read[epoch] += len(indices)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
         gradient = SimulatedGradient(self.rank, point, indices, key)
-        gradient.step = self.step
+        gradient.step, gradient.epoch = self.step, epoch
         if batch is None:
             gradient.weight = world.budget.weight(self.rank, self.step, self.live)
         updates = world.updates.count if self._seen is None else self._seen

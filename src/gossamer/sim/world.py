@@ -24,6 +24,7 @@ from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
 from gossamer.sim.delivery import Delivery, cards_of
 from gossamer.sim.engine import Engine
+from gossamer.sim.faults.ledger import Recoveries, SampleBook
 from gossamer.sim.faults.mortal_servers import MortalServers
 from gossamer.sim.faults.newcomers import Newcomers
 from gossamer.sim.faults.simulated_faults import SimulatedFaults
@@ -81,8 +82,7 @@ class World:
         self.working = set(self.alive)
         """Those of them that have not ended."""
         self.ended: set[int] = set()
-        self.samples_read = self.samples_aborted = 0
-        """Of gradients that were begun, and of those that nobody has got."""
+        self.book, self.recoveries = SampleBook(), Recoveries()
         self.ended_ns = [0] * self.size
         self.members = Membership(self.size)
         """What the workers know of each other."""
@@ -229,6 +229,16 @@ class World:
         self.ended_ns[rank] = self.kernel.now
         self.budget.give_back(rank, self.newcomers.rounds_made(rank, self.steps_of(rank)))
 
+    @property
+    def samples_read(self) -> int:
+        """Of gradients that were begun."""
+        return self.book.read.total()
+
+    @property
+    def samples_aborted(self) -> int:
+        """Of those that nobody has got."""
+        return self.book.given_again.total()
+
     def steps_of(self, rank: int) -> int:
         """How many gradients a worker has computed, in all its lives."""
         return self.metrics.workers[rank].steps
@@ -254,6 +264,7 @@ class World:
             self.newcomers.died(rank)
             return
         self.alive.discard(rank)
+        self.recoveries.begin(rank, f"worker {rank}", "died", self.kernel.now)
         self.gone_ns[rank] = self.kernel.now
         self.kernel.end_tasks(rank)
         self.post.bury(rank)
@@ -261,6 +272,7 @@ class World:
             self.metrics.workers[rank].lost(
                 self.kernel.now - gradient.began_ns, len(gradient.batch)
             )
+            self.book.lost[gradient.epoch] += len(gradient.batch)
         if rank in self.working:
             self._stop_working(rank)
         self.newcomers.died(rank)
@@ -276,13 +288,14 @@ class World:
             self.pipelines[rank].cancel()
         for gradient in aborted:
             self.sampler.give_back(rank, gradient.batch)
-            self.samples_aborted += len(gradient.batch)
+            self.book.given_again[gradient.epoch] += len(gradient.batch)
         return aborted
 
     def _announce_death(self, rank: int, life: int) -> None:
         if not self.members.died(rank, life):
             return  # it has come back, and this was known before
         self.observer.lost(rank, self.kernel.now)
+        self.recoveries.reached(rank, "noticed", self.kernel.now)
         self.members.fail_lost()
         self.collectives.reconsider()
         for server in range(self.size, self.ends):
@@ -309,6 +322,7 @@ class World:
         self.sampler.begin(rank, step)
         self._clients = [own | {rank} for own in self._clients]
         self.observer.happened(rank, "takes part", self.kernel.now)
+        self.recoveries.reached(rank, "takes part", self.kernel.now)
 
     def received(self, server: int, message: Message) -> None:
         """A server has read this message. It knows of an end only after reading of it."""

@@ -166,6 +166,7 @@ class Primary(_LoggedServer):
         self._written = self._confirmed = 0
         self._is_alone = False
         self._held: deque[tuple[int, _Arriving, Message | Late]] = deque()
+        self._until_quiet: list[Pending[None]] = []
         self._hear()
 
     def _begin(self, arriving: _Arriving) -> None:
@@ -191,13 +192,28 @@ class Primary(_LoggedServer):
         while True:
             with self._lock:
                 ahead = self._held[0][0] - self._confirmed if self._held else 0
-                if not self._held or (ahead > self._bound_of_log and not self._is_alone):
+                if ahead > self._bound_of_log and not self._is_alone:
                     return
+                if not self._held:
+                    waiting, self._until_quiet = self._until_quiet, []
+                    break
                 _, arriving, what = self._held.popleft()
             if isinstance(what, Late):
                 arriving.fail(what)
             else:
                 arriving.resolve(what)
+        for one in waiting:
+            one.resolve(None)
+
+    def quiet(self) -> Pending[None]:
+        """Resolves when the text has got all that has come so far."""
+        quiet: Pending[None] = Pending("flush")
+        with self._lock:
+            if self._held:
+                self._until_quiet.append(quiet)
+                return quiet
+        quiet.resolve(None)
+        return quiet
 
     def _hear(self) -> None:
         receipt = self._inner.receive(_RECEIPTS, source=self._standby)

@@ -48,11 +48,13 @@ class MortalServers:
         world = self._world
         end = world.size + number
         self.died_ns[end] = world.kernel.now
+        world.recoveries.begin(end, f"server {number}", "died", world.kernel.now)
         world.kernel.end_tasks(end)
         world.post.bury(end)
         world.kernel.at(round(world.cluster.failure_detection * SECOND), self._announce, end)
 
     def _announce(self, server: int) -> None:
+        self._world.recoveries.reached(server, "noticed", self._world.kernel.now)
         self._world.members.server_died(server)
         self._world.members.fail_lost()
 
@@ -82,5 +84,6 @@ class MortalServers:
         def took_over() -> None:
             what = f"the standby of server {primary - world.size} takes over"
             world.observer.happened(0, what, world.kernel.now)
+            world.recoveries.ended(primary, "takes part", world.kernel.now)
 
         return cast(Worker, Standby(server, primary, took_over))
