@@ -51,11 +51,13 @@ BUDGETS = {
     "observe": 1120,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
-    "plan": 100,
+    # How often to write checkpoints.
+    "plan": 240,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    "plan/advise": 1900,
+    # Goodput, and the advice on checkpoints.
+    "plan/advise": 2080,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.

@@ -27,7 +27,7 @@ def test_the_page_tells_how_each_fault_was_recovered_from(tmp_path: Path) -> Non
     timeline, samples = data["tables"]
     worker, server = timeline["rows"]
     assert worker[:2] == ["worker 3", 0.05]
-    assert worker[-1] == pytest.approx(0.07, abs=0.02)
+    assert 0.07 < worker[-1] < 0.12  # it was dead for 0.07 s
     assert server[0] == "server 0"
     assert server[-1] == pytest.approx(0.05, abs=0.005)  # the time of detection
     assert samples["columns"] == ["epoch", "read", "trained", "lost", "given again"]

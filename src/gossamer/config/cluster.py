@@ -312,7 +312,7 @@ _BANDWIDTHS = ("bandwidth", "memory_bandwidth", "server_bandwidth", "up", "down"
 _TIMES = (
     "latency", "rack_latency", "retransmission", "seconds", "per_sample", "unoverlapped_seconds",
     "pause_seconds", "failure_detection", "deadline", "every", "lasts", "repeat", "jitter_lasts",
-    "mtbf", "repair",
+    "mtbf", "repair", "checkpoint", "restart",
 )  # fmt: skip
 
 

@@ -128,6 +128,11 @@ class Failures:
     not die."""
     repair: float = 0.0
     """Seconds from a death until the worker starts again; 0: it does not come back."""
+    checkpoint: float = 0.0
+    """Seconds that a run stands still for a checkpoint; 0: not said. No simulated run writes any:
+    it is for the advice on how often a run should that a death stops."""
+    restart: float = 0.0
+    """Seconds until such a run trains again."""
     per: str = "worker"
     """What dies: a worker, or a machine with all of its workers."""
 
@@ -138,14 +143,15 @@ class Failures:
     def check(self) -> None:
         if self.per not in ("worker", "machine"):
             raise unknown_name("unit of [failures] per", self.per, ("worker", "machine"))
-        for name in ("mtbf", "repair"):
+        for name in ("mtbf", "repair", "checkpoint", "restart"):
             if not 0 <= getattr(self, name) < FOREVER:
                 raise ConfigurationError(
                     f"[failures] {name} must be a finite time, got {getattr(self, name):g} s"
                 )
-        if self.repair and not self.mtbf:
+        needs = [name for name in ("repair", "checkpoint", "restart") if getattr(self, name)]
+        if needs and not self.mtbf:
             raise ConfigurationError(
-                "[failures] repair needs mtbf, the mean time between two deaths; give both"
+                f"[failures] {needs[0]} needs mtbf, the mean time between two deaths; give both"
             )
 
 
