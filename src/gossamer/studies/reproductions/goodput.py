@@ -19,10 +19,10 @@ from gossamer.tasks import make_task
 
 YEAR_S = 8766 * 3600.0
 """The mean time between two interruptions of one chip."""
-STEP_S = 0.5
-DEATHS = 2000
+STEP_S = 1.0
+DEATHS = 1000
 """So many interruptions of one learner are played, and of M learners an M-th of it: with more of
-them each costs the run less. The standard error is below 0.6 points."""
+them each costs the run less. The standard error is below a point."""
 _SIMULATED, _FORM = "simulated", "closed form"
 _READ = "as quoted by digests of the paper; its text was not read"
 _PERCENT = 100.0
