@@ -28,7 +28,8 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3300,
+    # Workers that attach.
+    "commands": 3330,
     "commands/studies": 1370,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
@@ -68,13 +69,17 @@ BUDGETS = {
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,
-    "real/faults": 670,
+    # Partitions and drops.
+    "real/faults": 720,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
-    "real/join": 4220,
+    # New: workers that come to a loop during the run.
+    "real/join/elastic": 300,
+    "real/join": 4260,
     "real/join/virtual": 850,
-    "real/launch": 1910,
+    # Elastic runs: workers that come back, and launchers that attach.
+    "real/launch": 2400,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.

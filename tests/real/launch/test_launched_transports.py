@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from launching import pids, script
 
 MEET = """

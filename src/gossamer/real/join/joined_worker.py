@@ -176,7 +176,8 @@ class JoinedWorker(SharedWords):
 
     @property
     def size(self) -> int:
-        return 1 if self.coupling is None else self.coupling.session.size
+        """The number of workers; of an elastic run, those that take part now."""
+        return 1 if self.coupling is None else self.coupling.session.present
 
     @property
     def is_main(self) -> bool:

@@ -17,6 +17,12 @@ from gossamer.pending import Pending
 from gossamer.real.join.balance import LoopShares
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_alike, parameters_of
+from gossamer.real.join.elastic.newcomer import (
+    GivenBeginning,
+    check_elastic,
+    fetch_beginning,
+    give_beginnings,
+)
 from gossamer.real.join.exchanged_values import ExchangedValues
 from gossamer.real.join.gradient import LoopGradients, can_send_buckets
 from gossamer.real.join.loop_watch import LoopWatch
@@ -29,6 +35,7 @@ from gossamer.real.output_model import pack_bytes, unpack_bytes_, untrained
 from gossamer.real.pipelines.island_session import IslandSession
 from gossamer.real.replicas import PublishedReplica
 from gossamer.real.session import Session
+from gossamer.real.transports.beginning import Beginning
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import LoopPace
 from gossamer.replica import Replica, trainable
@@ -66,6 +73,8 @@ class LoopSession:
         """Whether the loop may not change its parameters between two steps."""
         self._has_servers = bool(self.session.addresses.slices)
         self._pace = LoopPace(steps)
+        self._newcomer: GivenBeginning | None = None
+        """What another worker has given to this one, which came during the run."""
         self._wanted: Gradient | None = None
         """The gradient that the method has asked for, and that the loop computes next."""
         self._awaited: Pending[Any] | None = None
@@ -78,6 +87,8 @@ class LoopSession:
 
     def begin(self) -> None:
         """Couple the loop, and run its method to where it wants the first gradient."""
+        if Beginning.from_environment().is_elastic:
+            check_elastic(self.session)
         check_alike(self._model, self._binding, self.session.store, self.session.first)
         self._open()
         has_buckets = self._share_beginning()
@@ -86,6 +97,7 @@ class LoopSession:
         self._start()
         self._look_at_clock()
         try:
+            self.session.router.take_part()
             self._advance()
         except BaseException:
             # No `with` has been entered that would end these.
@@ -105,6 +117,7 @@ class LoopSession:
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda"
         is_on_gpu = is_on_gpu and session.transport.name == "shm"
+        is_on_gpu = is_on_gpu and not Beginning.from_environment().is_elastic
         session.router.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         session.open(
             binding.initial() if loaded is None else loaded["value"], saved,
@@ -118,6 +131,11 @@ class LoopSession:
         rank, transport, driver = session.rank, session.transport, session.driver
         own = transport.window(rank)
         first = session.first
+        if session.is_newcomer:
+            self._newcomer = fetch_beginning(session)
+            own.copy_(self._newcomer.model)
+            unpack_bytes_(untrained(self._model), self._newcomer.untrained)
+            return False
         if rank != first and self.loaded is None:
             pending = transport.read(first)
             driver.wait(pending, "beginning")
@@ -134,8 +152,9 @@ class LoopSession:
         # made its changes.
         is_plain = session.spec.compressor is None and self.shares is None
         is_able = is_plain and can_send_buckets(self._binding, transport)
+        is_able = is_able and not Beginning.from_environment().is_elastic
         cannot = torch.tensor([float(not is_able)])
-        agreed = transport.all_reduce([cannot], range(session.size))
+        agreed = transport.all_reduce([cannot], session.beginners)
         driver.wait(agreed, "beginning")
         agreed.result()
         return not float(cannot)
@@ -166,6 +185,9 @@ class LoopSession:
         )
         if self.loaded is not None:
             self._resume(self.loaded)
+        if self._newcomer is not None:
+            self._newcomer.load(self.worker, self._optimizer, self._binding)
+        give_beginnings(session, self._model, self.replica, self.worker)
         session.start(self.worker, self.replica, self._pace, self._server)
         session.explain_itself()
         self._server_state = ServerState(session, self._binding, self._optimizer)
