@@ -268,7 +268,7 @@ def test_settings_are_whole_once_made() -> None:
         ("easgd", {"period": 2.5}, {}, "easgd: period must be a whole number, got '2.5'"),
         ("easgd", {"alpha": float("nan")}, {}, "easgd: alpha must be a number, got 'nan'"),
         ("local_sgd", {"state": "forgotten"}, {}, "unknown local_sgd state 'forgotten'"),
-        ("ensemble", {"period": 3}, {}, "method ensemble takes no options, got 'period'"),
+        ("ensemble", {"period": 3}, {}, "unknown ensemble option 'period'; choose one of shared"),
         ("d_psgd", {}, {"groups": -2}, "d_psgd: groups must be a number of groups or 'host'"),
         ("d_psgd", {}, {"servers": 2}, "d_psgd has no server, so servers cannot be set"),
         ("ssp", {}, {"servers": 0}, "ssp: servers must be at least 1, got 0"),

@@ -112,7 +112,7 @@ def test_the_advice_is_the_first_result(opened):
     ids = page.locator("main > *").evaluate_all(
         "(all) => all.map((one) => one.id || one.className)"
     )
-    assert ids[:4] == ["advice", "notices", "race", "changes"]
+    assert ids[:5] == ["advice", "notices", "race", "cost", "changes"]
     assert page.locator("#advice code").inner_text() == ADVICE["command"]
     assert "1.2 times" in page.locator("#advice").inner_text()
     assert ADVICE["changes"][0] in page.locator("#changes").inner_text()

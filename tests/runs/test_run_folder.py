@@ -158,6 +158,7 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
     rest = {k: v for k, v in config.items() if k not in ("task", "method", "cluster")}
     rest.pop("method_options")
     assert rest.pop("test_samples") == 360
+    assert rest.pop("forms")
     assert rest.pop("command_line").startswith("gossamer simulate ")
     again = simulate(config["task"], config["method"], cluster_from(config["cluster"]), **rest)
     assert again.digest == summary["digest"]

@@ -29,7 +29,7 @@ def soup(
     data: given.DataOption = None,
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
-    """Average the weights of trained models, and say what that is worth.
+    """Average the weights of several trained models.
 
     \b
     gossamer simulate --method ensemble:shared=0.5 --task digits-mlp

@@ -46,6 +46,8 @@ class ScriptBudget:
         self._steps = steps
         self.is_synchronous = is_synchronous
         self.processed = 0
+        self.rounds = 0
+        """How many steps some worker has begun."""
         self.samples_of_pass = 0
         """Of one pass over the loader, where the loop shares one out."""
 
@@ -59,6 +61,7 @@ class ScriptBudget:
         return samples / (self.samples_of_pass or self._steps)
 
     def open_step(self, step: int) -> float:
+        self.rounds = max(self.rounds, step + 1)
         return self.epochs
 
     def deliver(self, rank: int, samples: int, step: int, seconds: float) -> None:
