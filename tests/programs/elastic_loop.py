@@ -2,8 +2,9 @@
 
     gossamer run --elastic 1:3 -n 3 tests/programs/elastic_loop.py METHOD VICTIM
 
-VICTIM is the rank that dies in the middle of its first life, or `nobody` where a worker arrives.
-Every worker prints one line of JSON.
+VICTIM is the rank that dies in the middle of its first life, or `nobody` where workers arrive,
+whose ranks follow. With `timed` instead of ranks the loop lasts 40 seconds, with `ends` it is over
+when the victim is gone. Every worker prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import gossamer
 
 FEW = 30
 PATIENCE_S = 60.0
+TIMED_S = 40.0
 PACE_S = 0.003
 
 
@@ -40,7 +42,8 @@ class Seen(gossamer.Callback):
 
 def main() -> None:
     method, victim, *others = sys.argv[1:]
-    awaited = {int(rank) for rank in (others or [victim])}
+    is_timed, ends = others == ["timed"], others == ["ends"]
+    awaited = set[int]() if is_timed or ends else {int(rank) for rank in (others or [victim])}
     life = int(os.environ["GOSSAMER_LIFE"])
     torch.manual_seed(int(os.environ["GOSSAMER_RANK"]) + 10 * life)
     model = nn.Linear(64, 32)
@@ -49,8 +52,8 @@ def main() -> None:
     steps = left = longest = 0.0
     with gossamer.join(model, optimizer, method, callbacks=[seen]) as worker:
         first = float((model.weight.detach() - target).square().mean())
-        until = time.monotonic() + PATIENCE_S
-        while left < FEW and time.monotonic() < until:
+        until = time.monotonic() + (TIMED_S if is_timed else PATIENCE_S)
+        while (is_timed or left < FEW) and not (ends and seen.events) and time.monotonic() < until:
             optimizer.zero_grad()
             x = torch.randn(16, 64)
             (model(x) - x @ target.T).square().mean().backward()

@@ -116,6 +116,8 @@ class Router:
         self._lock = threading.Lock()
         self._requests = 0
         self._takes_part = False
+        self._closed: set[int] = set()
+        """Processes that have closed their transports before this one had its model."""
 
     @property
     def live(self) -> frozenset[int]:
@@ -167,7 +169,10 @@ class Router:
         """Why this receive waits for nobody, if it does: its peer's process is dead, or its peer
         sends nothing of its own any more, although it answers what it is asked."""
         assert receive.peer is not None
-        reason = self.members.why_lost(self.addresses.process_of(receive.peer))
+        process = self.addresses.process_of(receive.peer)
+        reason = self.members.why_lost(process)
+        if reason is None and process in self._closed:
+            return "it has ended"
         has_left = receive.label == "receive" and receive.peer in self.members.left
         return "it has left its loop" if reason is None and has_left else reason
 
@@ -257,6 +262,10 @@ class Router:
         this process came."""
         for milestone in self._milestones:
             milestone.reached(process)
+        if self.transport.life:
+            # The others need nothing of it any more; a newcomer may have asked it for something.
+            self._closed.add(process)
+            self._fail_lost()
 
     def take_part(self) -> None:
         """The worker of this process has its model: the others may count on it."""

@@ -67,6 +67,18 @@ def test_a_worker_that_dies_comes_back_with_the_model_of_the_others(
     assert all(one["events"] == [[victim, False], [victim, True]] for one in others)
 
 
+@pytest.mark.parametrize("transport", only(["shm"], ["shm", "torch"]))
+def test_who_comes_back_when_the_others_have_ended_ends_too(transport: str) -> None:
+    """It waits for nobody, and the run has succeeded."""
+    found, errors = told(
+        elastic("--transport", transport, "--elastic", "1:3", "-n", "3", str(LOOP), "ad_psgd", "1",
+                "ends")
+    )  # fmt: skip
+    assert [one["rank"] for one in found] == [0, 2]
+    assert "was killed by SIGKILL" in errors
+    assert "comes back" not in errors or "the others had made their last steps" in errors
+
+
 def test_workers_of_another_launcher_are_attached_and_leave_again() -> None:
     """They know the address and the secret, and take the method from the run."""
     address = f"127.0.0.1:{free_port()}"

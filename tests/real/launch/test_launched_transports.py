@@ -20,6 +20,8 @@ class Heard:
     lost_now = set()
     def frame(self, source, data): pass
     def lost(self, process): self.lost_now.add(process)
+    def joined(self, process): pass
+    def closed(self, process): pass
 
 transport = connect()
 heard = Heard()

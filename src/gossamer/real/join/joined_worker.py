@@ -157,6 +157,8 @@ class JoinedWorker(SharedWords):
     def __post_init__(self) -> None:
         if self.coupling is not None and self.coupling.shares is not None:
             self._passes = self.coupling.shares
+        if self.coupling is not None:
+            self._passes.accounts = self.coupling.accounts
         self.optimizer = JoinedOptimizer(
             self.own_optimizer, self._make_step, is_coupled=self.coupling is not None
         )
@@ -250,6 +252,7 @@ class JoinedWorker(SharedWords):
             "seconds": seconds,
             "notices": list(self.notices),
             **({"steps": own.steps} if self.coupling is None else self.coupling.session.summary()),
+            **({"passes": self.coupling.passes} if self.coupling and self.coupling.passes else {}),
         }
 
     def _open_for(self, what: str) -> None:

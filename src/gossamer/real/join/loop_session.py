@@ -17,11 +17,13 @@ from gossamer.pending import Pending
 from gossamer.real.join.balance import LoopShares
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_alike, parameters_of
+from gossamer.real.join.elastic.batch_accounts import BatchAccounts
 from gossamer.real.join.elastic.newcomer import (
     GivenBeginning,
     check_elastic,
     fetch_beginning,
     give_beginnings,
+    tell_the_end,
 )
 from gossamer.real.join.exchanged_values import ExchangedValues
 from gossamer.real.join.gradient import LoopGradients, can_send_buckets
@@ -69,6 +71,13 @@ class LoopSession:
         members = self.session.router.members
         self.shares = LoopShares(lambda: members.training) if spec.balance else None
         """The sizes of the loop's batches, where they follow the speeds of the workers."""
+        self.accounts: BatchAccounts | None = None
+        """What becomes of each batch of an elastic run."""
+        self.passes: list[dict[str, Any]] = []
+        """The same in the end, for each pass over a loader."""
+        if Beginning.from_environment().is_elastic:
+            rank, size, store = transport.rank, transport.size, transport.store
+            self.accounts = BatchAccounts(store, rank, size, lambda: members.live)
         self._is_watched = spec.method.servers_hold_model
         """Whether the loop may not change its parameters between two steps."""
         self._has_servers = bool(self.session.addresses.slices)
@@ -212,6 +221,9 @@ class LoopSession:
 
         def conclude() -> None:
             output.leavers.conclude()
+            if self.accounts is not None:
+                self.passes = self.accounts.summary()
+                tell_the_end(session)
             found.extend(output.final())
             self._server_state.fetch()
 

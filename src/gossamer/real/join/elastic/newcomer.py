@@ -24,6 +24,7 @@ from gossamer.payload import payload
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.servers import packed_state, put_state
+from gossamer.real.launch.console import say
 from gossamer.real.launch.elastic import why_not_elastic
 from gossamer.real.output_model import pack_bytes, untrained
 from gossamer.real.session import Session
@@ -31,6 +32,7 @@ from gossamer.real.transports.transport import StopToken
 from gossamer.real.worker import RealWorker
 
 _SERVICE = "beginning"
+_OVER = "all have ended"
 _PATIENCE_S = 60.0
 
 
@@ -91,9 +93,17 @@ def fetch_beginning(session: Session) -> GivenBeginning:
                 return router.ask(draw.choice(candidates), _SERVICE, "beginning")
             except PeerLost:
                 continue
+        if session.store.get(_OVER) is not None:
+            say(f"worker {session.rank} came when the others had made their last steps; it ends")
+            raise SystemExit(0)
         session.driver.check()
         time.sleep(StopToken.patience)
     raise Late(
         f"worker {session.rank} has come to the run, and no other worker was there within "
-        f"{_PATIENCE_S:.0f} s to give it the model; the run may have ended meanwhile"
+        f"{_PATIENCE_S:.0f} s to give it the model; see why they do not answer"
     )
+
+
+def tell_the_end(session: Session) -> None:
+    """All have ended: who comes now comes too late."""
+    session.store.agree(_OVER, "yes")
