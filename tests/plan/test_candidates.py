@@ -35,7 +35,7 @@ def base(workers: int = 8, epochs: float = 20.0) -> Settings:
 
 def test_every_method_is_on_the_menu_or_has_a_reason_not_to_be() -> None:
     """A new method must not be forgotten by the advice."""
-    named = {spec.partition(":")[0] for spec in MENU} | NOT_ADVISED.keys()
+    named = {parse_method(spec).name for spec in MENU} | NOT_ADVISED.keys()
     assert named == METHODS.keys()
 
 
