@@ -143,7 +143,8 @@ BUDGETS = {
     "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
-    "studies/reproductions": 2680,
+    # What staleness costs, beside batch and learners.
+    "studies/reproductions": 2800,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
