@@ -34,7 +34,7 @@ BUDGETS = {
     # Late stages in the laboratory.
     # And lines between models.
     # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 2040,
+    "commands/studies": 2120,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
@@ -144,7 +144,7 @@ BUDGETS = {
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     # What staleness costs, beside batch and learners.
-    "studies/reproductions": 2800,
+    "studies/reproductions": 2920,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
