@@ -25,10 +25,10 @@ from gossamer.quantities import show_bytes as show_bytes
 from gossamer.report.pictures.figure import has_matplotlib
 from gossamer.runs.folder import to_json
 
-out = Console(highlight=False)
+out = Console(highlight=False, emoji=False)
 if not out.is_terminal:
     # A file or a pipe has no width; tables need a little more than 80 columns.
-    out = Console(highlight=False, width=110)
+    out = Console(highlight=False, emoji=False, width=110)
 
 
 def say(text: str, style: str | None = None) -> None:

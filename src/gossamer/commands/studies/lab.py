@@ -19,6 +19,7 @@ from gossamer.commands.console import (
     show_share,
 )
 from gossamer.commands.kept_run import kept_run
+from gossamer.commands.studies.bandwidth import bandwidth
 from gossamer.commands.studies.batch import BatchOptions, MachineOptions, run_batch
 from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
 from gossamer.commands.studies.stages import stages
@@ -47,6 +48,7 @@ lab = typer.Typer(
 
 
 lab.command()(stragglers)
+lab.command()(bandwidth)
 lab.command()(stages)
 
 
