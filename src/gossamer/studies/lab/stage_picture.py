@@ -74,7 +74,7 @@ def _draw(axes: Axes, line: StageLine, still: StageRun, number: int, unit: float
     places = [rate / unit for rate in rates]
     look = figures.look(number)
     axes.plot(places, [_shown(run.loss / still.loss) for run in runs], label=line.label, **look)
-    thin = {**look, "linewidth": 0.8, "marker": None}
+    thin: figures.Look = {**look, "linewidth": 0.8, "marker": None}
     axes.plot(places, [_shown(run.highest / still.highest) for run in runs], **thin)
 
 
