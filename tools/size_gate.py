@@ -81,7 +81,8 @@ BUDGETS = {
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
-    "real/pipelines": 820,
+    # And stages without old weights.
+    "real/pipelines": 910,
     # One process of such a replica, and its batches.
     "real/train": 2950,
     "real/transports": 1330,
@@ -103,7 +104,7 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    "sim/script": 1620,
+    "sim/script": 1630,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
