@@ -33,6 +33,9 @@ def check_bits(groups: list[Group], ran: list[Ran]) -> None:
         assert run.summary["parameters_digest"] == twin.summary["parameters_digest"], group
         assert run.summary["steps"] == twin.summary["steps"]
         assert run.summary["max_staleness"] == twin.summary["max_staleness"]
+        kept = [[one["weight_versions"] for one in found["pipeline"]]
+                for found in (run.summary, twin.summary)]  # fmt: skip
+        assert kept[0] == kept[1]
 
 
 def test_stages_of_a_transformer_end_with_the_simulators_bits() -> None:

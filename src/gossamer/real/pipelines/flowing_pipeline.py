@@ -59,7 +59,8 @@ class FlowingPipeline:
         self._stash: dict[int, Stashed] = {}
         self._next = 0
         """The micro-batch, counted over all steps, whose forward pass comes next."""
-        self.most_stashed = 0
+        self.most_stashed = 1
+        """The most versions of the weights that were kept at one time."""
 
     @property
     def versions(self) -> int:

@@ -129,6 +129,11 @@ class StagePipeline:
         flat = [named[name] for name in self._model.buffer_layout.names]
         return self._model.buffer_layout.pack(flat)
 
+    @property
+    def most_versions(self) -> int:
+        """The most versions of the weights that were kept at one time."""
+        return 1 if self._flowing is None else self._flowing.most_stashed
+
     def close(self) -> None:
         if self._emptied is not None:
             self._emptied.close()

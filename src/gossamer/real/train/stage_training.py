@@ -153,6 +153,11 @@ class StageTraining(Training):
 
     # ------------------------------------------------------------------ what came out
 
+    def _own_facts(self) -> dict[str, Any]:
+        assert self._pipeline is not None
+        versions = self._pipeline.most_versions
+        return {"stage": [self._stage, self._layout.total, versions]}
+
     def own_output(self) -> Contribution:
         assert self._pipeline is not None
         return Contribution(*self.replica.for_others(), self._pipeline.buffers())
