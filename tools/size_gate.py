@@ -28,13 +28,15 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3300,
+    "commands": 3420,
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
-    "commands/studies": 1780,
+    # And lines between models.
+    # Tables of many small trainings, and several seeds of a cell.
+    "commands/studies": 2040,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
-    "commands/work": 3300,
+    "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
     "config": 1560,
@@ -50,15 +52,18 @@ BUDGETS = {
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    # The noise scale of gradients.
-    "observe": 1120,
+    # The noise scale of gradients, and who descends from whom.
+    "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
-    "plan": 100,
+    # How often to write checkpoints.
+    "plan": 240,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    "plan/advise": 1900,
+    # Batches, momenta, decays and groups among the candidates.
+    # Goodput, and the advice on checkpoints.
+    "plan/advise": 2230,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -75,16 +80,23 @@ BUDGETS = {
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
-    "real/join": 4220,
+    # Islands over which PyTorch shards a model. What servers with standbys refuse.
+    "real/join": 4360,
     # Islands, and loops whose replicas are stages of several processes.
     "real/join/divided": 450,
+    # New: losses and predictions that methods compare.
+    "real/join/learning": 130,
+    # New: scaled rates, and BatchNorm over the batches of all workers.
+    "real/join/scaling": 160,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
     # And stages without old weights.
     "real/pipelines": 910,
     # One process of such a replica, and its batches.
-    "real/train": 2950,
+    # Batches that grow, agreed on where the noise of gradients decides.
+    # A checkpoint of n workers made one of m; the goodput of real runs.
+    "real/train": 3360,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -92,29 +104,39 @@ BUDGETS = {
     "real/transports/torch": 2730,
     "report": 60,
     "report/exporters": 610,
-    "report/page": 2340,
+    # And the lineage of a population.
+    # What faults have cost.
+    "report/page": 2500,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
     "runs": 1880,
     "script": 720,
+    # New: servers with standbys, the same for both worlds.
+    "standby": 700,
     "sim/checkpoint": 370,
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    "sim/script": 1630,
+    # What it refuses: teachers, and tuning of optimisers.
+    # Sentences where there were tracebacks.
+    # What scripts refuse in virtual time: standbys of servers.
+    "sim/script": 1730,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
-    "sim/faults": 500,
+    # And servers that die; what became of every sample, and how recoveries went.
+    "sim/faults": 700,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
     # And time to a target against bandwidth.
     # Edges of stability of late stages, and the runs beside them.
     "studies/lab": 2670,
+    # New: the map of what the papers have; its table is a file of data.
+    "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
@@ -122,11 +144,17 @@ BUDGETS = {
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
-    "tasks": 3060,
+    # And what teachers predict.
+    # VGG, dropout of the transformer, losses that are trained and not judged by.
+    "tasks": 3300,
     # New: bits of displacements, and error against bytes.
     "studies/reproductions/compressed": 460,
+    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
+    "tasks/published": 760,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
+    # New: tables of small trainings with three seeds each.
+    "studies/reproductions/repeated": 970,
 }
 ENTRY_POINTS = {
     "__main__",

@@ -222,6 +222,11 @@ class ClusterOptions:
     arrive: Texts = option(
         None, "Let this worker take part from TIME on only: 5@2s.", metavar="WORKER@TIME"
     )
+    kill_server: Texts = option(
+        None,
+        "Let the machine of this server die: 0@2s. Its method needs standby=.",
+        metavar="SERVER@TIME",
+    )
     pause: PauseOption = None
     drop: Texts = option(
         None,

@@ -180,7 +180,7 @@ async def softsync_server(
         message = await w.receive(INBOX)
         push = message.payload
         if isinstance(push, Push) and push.gradient is not None:
-            staleness = x.version - push.read
+            staleness = max(0, x.version - push.read)  # a lost version is not old
             if cap is not None and staleness > cap:
                 w.observe("dropped")
             else:
@@ -251,8 +251,9 @@ async def dc_asgd_server(
                 whose = None if shared else message.source
                 mean = mean_of_squares(x.memory, push.gradient, mean_square, whose)
                 scale = compensation / (mean + 1e-7).sqrt()
-            known = given[message.source]
-            drift = x.snapshot() - known[push.read]
+            known = given.get(message.source, {})
+            # A version that was lost with a server is unknown, and nothing is compensated.
+            drift = x.snapshot() - known.get(push.read, x.snapshot())
             # With overlap two gradients may be of one value, and none is of an older one again.
             given[message.source] = {at: value for at, value in known.items() if at >= push.read}
             x.descend_(delay_compensated(push.gradient, drift, scale), read=push.read)
@@ -375,16 +376,17 @@ async def clock_server(
             answer(w, x, granted, slowest)
 
 
-async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
+async def hogwild(w: Worker, x: Replica, *, pieces: int = 8, sparse: bool = False) -> None:
     """Recht et al. 2011, HOGWILD!: shared parameters without locks.
 
     Component-wise adds are atomic, so no update is lost. An update is added in `pieces`, and a
-    reader may see only some of them. Each update is a step of the worker's own optimiser.
+    reader may see only some of them. With `sparse`, as in the paper, only the components that it
+    changes are added, one after the other. Each update is a step of the worker's own optimiser.
     """
     shards = Shards(w)
     for _ in w.steps():
         point = torch.cat(await shards.read())
         x.assign_(point)
         x.descend_(await w.gradient(x))
-        await shards.accumulate(x.snapshot() - point, pieces=pieces)
+        await shards.accumulate(x.snapshot() - point, pieces=0 if sparse else pieces)
         w.observe("shared update")

@@ -54,19 +54,45 @@ class Addresses:
     """The range of the parameters that each server holds."""
     layout: Layout = NOWHERE
     """The place of each parameter in the flat vector."""
+    has_standbys: bool = False
+    """Whether the servers are followed by as many standbys, each in the next process."""
 
     @property
     def ends(self) -> int:
         """How many addresses there are."""
-        return self.size + len(self.slices)
+        return self.size + len(self.slices) * (1 + self.has_standbys)
+
+    @property
+    def servers(self) -> range:
+        return range(self.size, self.size + len(self.slices))
+
+    def slice_of(self, end: int) -> slice:
+        """The range of a server, or of a standby."""
+        return self.slices[(end - self.size) % len(self.slices)]
+
+    def standby_of(self, server: int) -> int | None:
+        return server + len(self.slices) if self.has_standbys else None
+
+    def primary_of(self, end: int) -> int | None:
+        """Whose standby is at this address; None if it is no standby."""
+        return end - len(self.slices) if end >= self.size + len(self.slices) else None
+
+    def acting(self, server: int, live: frozenset[int]) -> int:
+        """The address that answers for a server while these processes live."""
+        standby = self.standby_of(server)
+        return server if standby is None or self.process_of(server) in live else standby
 
     def lengths(self, whole: int) -> list[int]:
         """The lengths of all windows: a worker's holds the whole model, a server's its range."""
-        return [whole] * self.size + [part.stop - part.start for part in self.slices]
+        ranges = [self.slice_of(end) for end in range(self.size, self.ends)]
+        return [whole] * self.size + [part.stop - part.start for part in ranges]
 
     def process_of(self, end: int) -> int:
         """Servers live in the workers' processes in turn, so nobody launches them by hand."""
-        return end if end < self.size else (end - self.size) % self.size
+        if end < self.size:
+            return end
+        primary = self.primary_of(end)
+        return (end - self.size if primary is None else primary - self.size + 1) % self.size
 
     def serves(self, server: int, rank: int) -> bool:
         """Whether the server at this address has to do with this worker."""
@@ -94,6 +120,8 @@ class Router:
         self.drained = Milestone(self)
         """Reached by workers that need no more answers from others."""
         self._milestones = (self.ended, self.settled, self.drained)
+        self.also_quiet: list[Callable[[], Pending[None]]] = []
+        """What must have ended before the servers of this process have dealt with all messages."""
         self._calls = RemoteCalls(self._answer)
         self.offer = self._calls.offer
         self.offer("flush", self._servers_are_quiet)
@@ -295,7 +323,13 @@ class Router:
     def _servers_are_quiet(self) -> Pending[None]:
         servers = [mailbox for end, mailbox in self.mailboxes.items() if end >= self.addresses.size]
         quiet: Pending[None] = Pending("flush")
-        gather([mailbox.quiet() for mailbox in servers]).when_done(lambda: quiet.resolve(None))
+        handled = gather([mailbox.quiet() for mailbox in servers])
+
+        def handed_out() -> None:
+            others = gather([also() for also in self.also_quiet])
+            others.when_done(lambda: quiet.resolve(None))
+
+        handled.when_done(handed_out)
         return quiet
 
     def announce_drained(self) -> None:

@@ -41,7 +41,7 @@ class SimulatedGradient(Gradient):
 
     __slots__ = (
         "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch",
-        "key", "loss", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
+        "epoch", "key", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
         "worker",
     )  # fmt: skip
 
@@ -52,13 +52,14 @@ class SimulatedGradient(Gradient):
         self.batch = batch
         self.key = key
         self.step = 0
+        self.epoch = 0
+        """In which its samples were read."""
         self.weight = 1.0
         """The factor of its value."""
         self.read: Read = (0, 0)
         self.paused_ns = 0
         """How much later than planned it is delivered, because its worker was paused."""
         self.value: Tensor | None = None
-        self.loss: Tensor | None = None
         self.statistics: Tensor | None = None
         self._pieces: list[Pending[Tensor]] = []
 
@@ -138,6 +139,9 @@ class SimulatedGradient(Gradient):
         span = (self._started_ns, world.kernel.now)
         world.budget.deliver(rank, len(self.batch), self.step, (span[1] - span[0]) / SECOND)
         world.observer.computed(rank, span, whole_ns, len(self.batch), self.loss)
+        world.book.trained[self.epoch] += len(self.batch)
+        if world.recoveries.is_open(rank):
+            world.recoveries.ended(rank, "first gradient", world.kernel.now)
         self.resolve(value)
         world.on_progress()
         world.ending.progressed()
@@ -221,8 +225,17 @@ class GradientBatcher:
     def _evaluate(self) -> None:
         gradients = list(self._unevaluated)
         self._unevaluated.clear()
-        for size in sorted({len(gradient.batch) for gradient in gradients}):
-            self._evaluate_group([one for one in gradients if len(one.batch) == size])
+        kinds = [self._kind(gradient) for gradient in gradients]
+        for kind in sorted(set(kinds)):
+            alike = [one for one, own in zip(gradients, kinds, strict=True) if own == kind]
+            self._evaluate_group(alike)
+
+    def _kind(self, gradient: SimulatedGradient) -> tuple[int, int]:
+        """What gradients have in common that are evaluated together: the size of their batches,
+        and how much their points hold."""
+        value = gradient.point.value
+        width = self._store.parameters.shape[1]
+        return len(gradient.batch), width if value is None else value.numel()
 
     def _evaluate_group(self, gradients: Sequence[SimulatedGradient]) -> None:
         self.evaluations += 1
@@ -238,7 +251,8 @@ class GradientBatcher:
         if self._noise is not None and self._has_losses:
             self._noise.add(result.gradients[:, :width], len(ordered[0].batch))
         for row, gradient in enumerate(ordered):
-            # A point of a pipeline may be two vectors; the gradient is by the first.
+            # A point of a pipeline may be two vectors, and one with a lesson holds its teachers
+            # too; the gradient is by the first.
             value = result.gradients[row][:width]
             gradient.value = value if gradient.weight == 1.0 else value * gradient.weight
             gradient.loss = result.losses[row] if self._has_losses else None
@@ -276,7 +290,8 @@ class Updates:
         end = replica.row if is_worker else world.replicas.index(replica, world.size)
         now = replica.store.versions[replica.row]
         for version in versions:
-            self._applied(end, now - version, known)
+            # A version that was lost with a server is not older than what its standby has.
+            self._applied(end, max(0, now - version), known)
         self.count += not versions
 
     def told(self, rank: int, *, is_shared: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from gossamer.observe.metrics import summary, time_shares
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
 from gossamer.precision import rounding_as
+from gossamer.replica import score_of
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.checkpoint.file import RunCheckpoint
 from gossamer.sim.checkpoint.pieces import Checkpoints, RunPiece
@@ -44,6 +45,7 @@ from gossamer.sim.world import World
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held, OutputAverage
 from gossamer.tasks.flat_model import FlatModel
+from gossamer.worker import Worker
 
 _ROWS_WITH_WORKERS = 20
 """In about so many rows of a run the workers' own models are measured, which takes several times as
@@ -76,11 +78,16 @@ class Simulation:
         self.model = (
             model_kind(settings)(
                 settings.task, device, seed=settings.seed, precision=settings.precision or "fp32",
-                microbatches=microbatches_of(settings),
+                microbatches=settings.microbatches,
             )
             if model is None
             else model
         )  # fmt: skip
+        if piece is not None and self._method.acts_by_losses:
+            raise ConfigurationError(
+                f"{self._method.name} sends models by what losses are, so its run cannot be made "
+                "in pieces; leave out --minutes, --resume and --checkpoint-every"
+            )
         self._resumed = resumed = None if piece is None else piece.checkpoint()
         if piece is not None and resumed is not None:
             self.settings = settings = resumed.settings_for(settings, piece.path)
@@ -142,7 +149,8 @@ class Simulation:
             for end in range(world.size, world.ends):
                 own = for_role(method.server, options)
                 text = self._compressed(method.server)
-                role = text(SimulatedWorker(world, end), world.replicas[end], **own)
+                handle = world.mortal.server(cast(Worker, SimulatedWorker(world, end)))
+                role = text(handle, world.replicas[end], **own)
                 world.kernel.spawn(role, end, is_main=False)
 
     def _compressed(self, role: Role) -> Role:
@@ -154,10 +162,10 @@ class Simulation:
 
         return compressed(role, spec.compressor, spec.method.exchange, price)
 
-    def _make_worker(self, rank: int) -> SimulatedWorker:
-        return SimulatedWorker(self.world, rank)
+    def _make_worker(self, rank: int) -> Worker:
+        return self.world.mortal.worker(cast(Worker, SimulatedWorker(self.world, rank)))
 
-    async def _lifetime(self, worker: SimulatedWorker, options: dict[str, Any]) -> None:
+    async def _lifetime(self, worker: Worker, options: dict[str, Any]) -> None:
         replica = self.world.replicas[worker.rank]
         own = for_role(self._method.worker, options)
         ending, role = self.world.ending, self._compressed(self._method.worker)
@@ -217,7 +225,7 @@ class Simulation:
         if self.world.workers.parameters.is_meta:  # nobody has trained
             held, parameters = None, self.model.initial
         else:
-            held = self._held()
+            held = self.held()
             parameters = self._evaluator.output_parameters(held)
         result = {
             "method": str(self.settings.method),
@@ -299,7 +307,7 @@ class Simulation:
         if self._past:
             # What is waiting in the stores is applied, as it was when the row was made.
             metrics.take_losses()
-            held = (self._held if found is None else partial(self._left, found))()
+            held = (self.held if found is None else partial(self._left, found))()
             self._evaluator.reached(held, self._past[0]["epochs"])
             return self._past.popleft()
         workers = metrics.workers.values()
@@ -323,7 +331,7 @@ class Simulation:
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             every = -(-self.settings.evaluations // _ROWS_WITH_WORKERS)
-            held = self._held() if found is None else self._left(found)
+            held = self.held() if found is None else self._left(found)
             self._evaluator.reached(held, row["epochs"])
             scores = self._evaluator.score(
                 held, has_workers=is_last or len(self.history) % every == 0
@@ -331,7 +339,7 @@ class Simulation:
             row |= scores.row(self.settings.task) | {"output": self._evaluator.output}
         return row
 
-    def _held(self) -> Held:
+    def held(self) -> Held:
         """What the living leaders hold; if none is alive, what all leaders hold."""
         world = self.world
         alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
@@ -342,6 +350,7 @@ class Simulation:
             [world.replicas[rank].weight for rank in alive],
             world.batcher.buffers[alive],
             self._held_by_servers(),
+            [score_of(world.replicas[rank].memory) for rank in alive],
         )
 
     def _left(self, found: CompleteRound) -> Held:
@@ -350,14 +359,21 @@ class Simulation:
         return Held(found.workers, found.weights, found.buffers, self._held_by_servers())
 
     def _held_by_servers(self) -> list[Tensor]:
-        servers = self.world.replicas[self.world.size :]
+        servers = self.world.mortal.acting
         return [held.snapshot() if held.output is None else held.output for held in servers]
 
     def _cards(self) -> list[dict[str, Any]]:
         """The bytes that each end has sent and received over the network."""
         size, post = self.settings.cluster.workers, self.world.post
+        first = size + len(self.world.slices)
+
+        def named(end: int) -> str:
+            if end < size:
+                return f"worker {end}"
+            return f"server {end - size}" if end < first else f"standby of server {end - first}"
+
         return [
-            {"name": f"worker {end}" if end < size else f"server {end - size}",
+            {"name": named(end),
              "sent": sent, "received": received}
             for end, (sent, received) in enumerate(
                 zip(post.bytes_put, post.bytes_taken, strict=True)
@@ -384,6 +400,7 @@ class Simulation:
             "cards": self._cards(),
             **({} if world.pipelines is None else world.pipelines.facts()),
             "mean_width": world.batcher.mean_width,
+            **world.mortal.facts(),
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
             **self._goodput(),
@@ -407,19 +424,14 @@ class Simulation:
             "time_shares": shares,
             "samples_read": world.samples_read,
             "samples_lost": sum(own.lost_samples for own in metrics.workers.values()),
+            "samples_by_epoch": world.book.rows(),
+            "recoveries": world.recoveries.rows,
         }
 
 
 def model_kind(settings: Settings) -> type[FlatModel]:
     """How gradients are taken: at one point, or with a forward pass at another."""
     return SplitPointModel if settings.method.shape.has_split_points else FlatModel
-
-
-def microbatches_of(settings: Settings) -> int:
-    """Into how many parts the batch of a gradient is divided; a replica on one machine takes it
-    whole."""
-    shape = settings.method.shape
-    return 1 if shape.machines == 1 else shape.microbatches_of(settings.batch or 1)
 
 
 def simulate(

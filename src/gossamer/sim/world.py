@@ -15,7 +15,7 @@ from gossamer.methods import MethodSpec
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import Observer
 from gossamer.observe.run_observer import RunObserver
-from gossamer.optim.schedules import make_schedule
+from gossamer.optim.schedules import BatchGrowth
 from gossamer.payload import tensor_bytes
 from gossamer.pipeline.stages import StageCut
 from gossamer.replica import cut as cut_evenly
@@ -24,6 +24,8 @@ from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
 from gossamer.sim.delivery import Delivery, cards_of
 from gossamer.sim.engine import Engine
+from gossamer.sim.faults.ledger import Recoveries, SampleBook
+from gossamer.sim.faults.mortal_servers import MortalServers
 from gossamer.sim.faults.newcomers import Newcomers
 from gossamer.sim.faults.simulated_faults import SimulatedFaults
 from gossamer.sim.gradients import (
@@ -80,8 +82,7 @@ class World:
         self.working = set(self.alive)
         """Those of them that have not ended."""
         self.ended: set[int] = set()
-        self.samples_read = self.samples_aborted = 0
-        """Of gradients that were begun, and of those that nobody has got."""
+        self.book, self.recoveries = SampleBook(), Recoveries()
         self.ended_ns = [0] * self.size
         self.members = Membership(self.size)
         """What the workers know of each other."""
@@ -119,7 +120,10 @@ class World:
     def _make_post(self, settings: Settings, byte_scale: float, *, is_observed: bool) -> Delivery:
         arguments = (
             self.kernel, self.cluster,
-            cards_of(self.cluster, len(self.servers), settings.method.placement),
+            cards_of(
+                self.cluster, len(self.slices), settings.method.placement,
+                len(self.servers) - len(self.slices),
+            ),
             self.stream("network"), self.observer if is_observed else None, byte_scale,
         )  # fmt: skip
         return Delivery(*arguments) if self.lanes is None else LanedDelivery(self.lanes, *arguments)
@@ -132,6 +136,11 @@ class World:
             settings.samples, settings.batch, len(settings.task.train), synchronous=is_synchronous,
             working=self.working, groups=self.groups,
             shares=BatchShares(settings.batch, self.size) if is_balanced else None,
+            growth=BatchGrowth(
+                settings.made_schedule, settings.batch * self.size, self.metrics.known_noise
+            )
+            if settings.made_schedule.is_growing
+            else None,
         )  # fmt: skip
         self.sampler = make_sampler(
             targets, self.size, settings.batch, settings.split, settings.seed, is_synchronous,
@@ -162,20 +171,23 @@ class World:
             )  # fmt: skip
 
         self.workers = make_store(self.size, slice(0, model.layout.total))
-        self.servers = tuple(make_store(1, part) for part in self.slices)
+        has_standbys = bool(settings.method.standby)
+        self.servers = tuple(make_store(1, part) for part in self.slices * (1 + has_standbys))
         self.ends = self.size + len(self.servers)
-        self.schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
+        self.mortal = MortalServers(self, settings.method.standby)
+        self.schedule = settings.made_schedule
         self._base_rate = settings.learning_rate
         self.epochs = [0.0] * self.size
         self.updates = Updates(self)
         self.replicas = [
             SimulatedReplica(
-                self.workers, rank, partial(self._rate_of, rank), self.updates.descended
+                self.workers, rank, partial(self._rate_of, rank), self.updates.descended,
+                has_schedule=settings.schedule != "constant",
             )
             for rank in range(self.size)
-        ]
+        ]  # fmt: skip
         self.replicas += [
-            SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
+            SimulatedReplica(store, 0, self._rate_of_servers, self._server_descended)
             for store in self.servers
         ]
 
@@ -191,11 +203,15 @@ class World:
         sample = settings.task.train.first(1).to(model.device)
         return make_buckets(model.module, sample, byte_scale)
 
-    def _rate_of(self, rank: int) -> float:
-        return self._base_rate * self.schedule.factor(self.epochs[rank])
+    def _server_descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
+        if replica in self.mortal.acting:  # a standby repeats what its primary has told
+            self.updates.descended(replica, read)
 
-    def _rate_of_servers(self) -> float:
-        return self._base_rate * self.schedule.factor(self.budget.epochs)
+    def _rate_of(self, rank: int, pace: float) -> float:
+        return self._base_rate * self.schedule.factor(self.epochs[rank] * pace)
+
+    def _rate_of_servers(self, pace: float) -> float:
+        return self._base_rate * self.schedule.factor(self.budget.epochs * pace)
 
     def stream(self, *purpose: object) -> random.Random:
         """One generator per purpose, so that another worker does not change the others' draws."""
@@ -219,6 +235,16 @@ class World:
         self.ended_ns[rank] = self.kernel.now
         self.budget.give_back(rank, self.newcomers.rounds_made(rank, self.steps_of(rank)))
 
+    @property
+    def samples_read(self) -> int:
+        """Of gradients that were begun."""
+        return self.book.read.total()
+
+    @property
+    def samples_aborted(self) -> int:
+        """Of those that nobody has got."""
+        return self.book.given_again.total()
+
     def steps_of(self, rank: int) -> int:
         """How many gradients a worker has computed, in all its lives."""
         return self.metrics.workers[rank].steps
@@ -231,7 +257,8 @@ class World:
         end_ns = self.ending.finished_ns
         if end_ns is None:
             end_ns = max((self.ended_ns[rank] for rank in self.alive), default=self.kernel.now)
-        return max(end_ns, *(store.changed_ns for store in (self.workers, *self.servers)))
+        stores = [self.workers, *(replica.store for replica in self.mortal.acting)]
+        return max(end_ns, *(store.changed_ns for store in stores))
 
     @property
     def over(self) -> bool:
@@ -243,6 +270,7 @@ class World:
             self.newcomers.died(rank)
             return
         self.alive.discard(rank)
+        self.recoveries.begin(rank, f"worker {rank}", "died", self.kernel.now)
         self.gone_ns[rank] = self.kernel.now
         self.kernel.end_tasks(rank)
         self.post.bury(rank)
@@ -250,6 +278,7 @@ class World:
             self.metrics.workers[rank].lost(
                 self.kernel.now - gradient.began_ns, len(gradient.batch)
             )
+            self.book.lost[gradient.epoch] += len(gradient.batch)
         if rank in self.working:
             self._stop_working(rank)
         self.newcomers.died(rank)
@@ -264,14 +293,16 @@ class World:
         if self.pipelines is not None:
             self.pipelines[rank].cancel()
         for gradient in aborted:
-            self.sampler.give_back(rank, gradient.batch)
-            self.samples_aborted += len(gradient.batch)
+            for batch in self.budget.ordinary(gradient.batch):
+                self.sampler.give_back(rank, batch)
+            self.book.given_again[gradient.epoch] += len(gradient.batch)
         return aborted
 
     def _announce_death(self, rank: int, life: int) -> None:
         if not self.members.died(rank, life):
             return  # it has come back, and this was known before
         self.observer.lost(rank, self.kernel.now)
+        self.recoveries.reached(rank, "noticed", self.kernel.now)
         self.members.fail_lost()
         self.collectives.reconsider()
         for server in range(self.size, self.ends):
@@ -298,6 +329,7 @@ class World:
         self.sampler.begin(rank, step)
         self._clients = [own | {rank} for own in self._clients]
         self.observer.happened(rank, "takes part", self.kernel.now)
+        self.recoveries.reached(rank, "takes part", self.kernel.now)
 
     def received(self, server: int, message: Message) -> None:
         """A server has read this message. It knows of an end only after reading of it."""

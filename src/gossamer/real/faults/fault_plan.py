@@ -24,6 +24,8 @@ FAULTS_VARIABLE = "GOSSAMER_FAULTS"
 _SIMULATED = {
     "return": "a worker that has died does not come back to a real run; use gossamer simulate",
     "arrive": "all workers of a real run begin together; use gossamer simulate",
+    "kill-server": "real servers live in the processes of workers; use --kill with the worker of "
+    "the same number",
     "drop": "real transports lose no message, and what a lost packet costs them is time; use "
     "--delay, or gossamer simulate",
     "partition": "real workers have no deadline after which one that they cannot reach counts as "

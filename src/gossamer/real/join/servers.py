@@ -53,7 +53,7 @@ def worker_replica(
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
         rule = rule.suited(binding.layout.shapes)
         silent = Place(place.window, place.guard)
-        replica.rule = WindowReplica(silent, rule, lambda: replica.learning_rate)
+        replica.rule = WindowReplica(silent, rule, lambda pace: replica.learning_rate)
     elif session.method.leaves_out_momentum:
         replica.momentum = session.momentum
     return replica
@@ -69,11 +69,11 @@ def server_replica(
     Of torch's SGD the momentum is left that the method allows: momentum and delay multiply. Any
     other class stays as it is, because its learning rate would not suit plain SGD.
     """
-    place, part = session.place(end), session.addresses.slices[end - session.size]
+    place, part = session.place(end), session.addresses.slice_of(end)
     if session.spec.server_optimiser:
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
         rule = rule.suited(binding.layout.within(part).shapes)
-        return WindowReplica(place, rule, lambda: worker.learning_rate)
+        return WindowReplica(place, rule, lambda pace: worker.learning_rate)
     window, momentum = place.window, session.momentum
     own: list[tuple[str, nn.Parameter]] = []
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -233,7 +233,7 @@ class ServerState:
         self._parameters = dict(binding.named())
         # Other servers hold parameters only, or descend with an optimiser of another kind.
         are_alike = session.method.server is not None and not session.spec.server_optimiser
-        self._servers = range(session.size, session.addresses.ends) if are_alike else range(0)
+        self._servers = session.addresses.servers if are_alike else range(0)
         self._own: dict[nn.Parameter, Any] = {}
         """What the loop's optimiser itself remembers, while its state is taken: a worker's own
         steps between two reads go on with it."""
@@ -261,7 +261,8 @@ class ServerState:
     def fetch(self) -> None:
         """Get the servers' state as it is now."""
         addresses, router = self._session.addresses, self._session.router
-        for end in self._servers:
+        for server in self._servers:
+            end = addresses.acting(server, router.live)
             packed = router.ask(addresses.process_of(end), f"optimiser {end}", "output")
             for name, state in unpacked_state(packed).items():
                 parameter = self._parameters[name]

@@ -65,6 +65,16 @@ StripData = TypedDict(
 """The first moments of a run; a segment is [worker, start, end, kind, detail]."""
 
 
+class LineageData(TypedDict):
+    """Who descends from whom in a population, in the first seed's run."""
+
+    lives: list[list[Any]]
+    """[worker, from, to, worker of the first ancestor, words]"""
+    copies: list[list[Any]]
+    """[when, worker that was copied, worker that copied it, worker of the first ancestor]"""
+    workers: int
+
+
 class Card(TypedDict):
     """Bytes that one network card carries per gradient step of the whole run."""
 
@@ -108,9 +118,13 @@ class MethodData(TypedDict):
     look: int
     """The index into the lists of colours, dashes and markers."""
     shares: Shares | None
+    goodput: dict[str, float] | None
+    """Where the time of all workers went, by kind, as shares that add up to 1; simulated runs only.
+    """
     workers: list[WorkerTime]
     """The workers of the first seed."""
     strip: StripData | None
+    lineage: LineageData | None
     staleness: dict[str, int]
     cards: list[Card]
     topology: TopologyData | None

@@ -66,6 +66,11 @@ class ScriptSimulation(Simulation):
                 f"{settings.method}: a script's model is trained whole by one process and cannot "
                 "be cut into stages; leave out stages= and tensor="
             )
+        if settings.method.standby:
+            raise ConfigurationError(
+                f"{settings.method}: the servers of a script have no standby in virtual time, "
+                "because the script's optimiser runs there; leave out standby="
+            )
         if settings.cluster.has_newcomers:
             raise ConfigurationError(
                 "no worker of a script can come during a run in virtual time, because its process "
@@ -150,7 +155,7 @@ class ScriptSimulation(Simulation):
 
     def _row(self, found: Any = None, *, is_last: bool = False) -> Row:
         row = super()._row()
-        values = self._held().workers
+        values = self.held().workers
         return row | {"loss": None, "accuracy": None, "consensus_distance": distance_of(values)}
 
     def _on_report(self, rank: int, values: Mapping[str, float]) -> None:
