@@ -33,13 +33,13 @@ BUDGETS = {
     # Late stages in the laboratory.
     # And lines between models.
     # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 2040,
+    "commands/studies": 2070,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1560,
+    "config": 1570,
     # New: what becomes of several trained models.
     "consolidate": 800,
     "commands/models": 350,
@@ -75,7 +75,7 @@ BUDGETS = {
     "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
-    "real": 2110,
+    "real": 2120,
     "real/faults": 670,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
@@ -139,7 +139,7 @@ BUDGETS = {
     "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
-    "studies/reproductions": 2680,
+    "studies/reproductions": 2730,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
