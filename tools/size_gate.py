@@ -34,13 +34,13 @@ BUDGETS = {
     # Late stages in the laboratory.
     # And lines between models.
     # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 2120,
+    "commands/studies": 2150,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1560,
+    "config": 1570,
     # New: what becomes of several trained models.
     "consolidate": 800,
     "commands/models": 350,
@@ -76,7 +76,7 @@ BUDGETS = {
     "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
-    "real": 2110,
+    "real": 2120,
     # Partitions and drops.
     "real/faults": 720,
     # New: checkpoints of a loop in two lines of it.
@@ -96,7 +96,8 @@ BUDGETS = {
     # Elastic runs: workers that come back, and launchers that attach.
     "real/launch": 2400,
     # New: replicas of several processes, and the engines of their pipelines.
-    "real/pipelines": 820,
+    # And stages without old weights.
+    "real/pipelines": 910,
     # One process of such a replica, and its batches.
     # Batches that grow, agreed on where the noise of gradients decides.
     # A checkpoint of n workers made one of m; the goodput of real runs.
@@ -144,7 +145,7 @@ BUDGETS = {
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     # What staleness costs, beside batch and learners.
-    "studies/reproductions": 2920,
+    "studies/reproductions": 2970,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.

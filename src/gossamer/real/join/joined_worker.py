@@ -81,9 +81,8 @@ def join(
     output has the mean of the workers' statistics.
 
     `mesh` is the part of a device mesh over which FSDP2 or DTensors have sharded the model: an
-    island. The islands are coupled then, shard by shard. With `stages=` in the method a replica is
-    several processes, whose loops call `worker.through_stages`; `example` is a batch as it enters
-    the model, of the size that all batches have, by which the model is cut.
+    island. The islands are coupled then, shard by shard. With `stages=` in the method the loop
+    calls `worker.through_stages`, and `example` is a batch as it enters the model.
 
     `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
     dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
@@ -328,8 +327,7 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
         """Make the gradient of a batch for `step()`, and return its loss: with `stages=` through
         the stages of this replica, elsewhere by `loss(model(inputs), targets).backward()`."""
         self.own_optimizer.zero_grad()
-        found = loss(self.model(inputs), targets)
-        found.backward()
+        (found := loss(self.model(inputs), targets)).backward()
         return found.detach()
 
     @contextlib.contextmanager
