@@ -97,7 +97,8 @@ def paths_between_workers(
     """The lines between the workers' own models at the end of a simulated run; `choices` are those
     of `simulate`."""
     place = load_cluster(cluster).changed(workers=workers)
-    settings = make_settings(task, method, place, **{"evaluations": 1, **choices})
+    choices.setdefault("evaluations", 1)
+    settings = make_settings(task, method, place, **choices)
     simulation = Simulation(settings)
     simulation.run()
     held, model = simulation.held(), simulation.model

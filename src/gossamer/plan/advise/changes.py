@@ -62,10 +62,16 @@ def asked_values(texts: Sequence[str], base: Settings) -> dict[str, tuple[float,
         name, equals, values = text.partition("=")
         if name not in SEARCHED:
             raise unknown_name("setting to search", name, SEARCHED)
-        kind = int if name in ("batch", "groups") else float
-        listed = tuple(convert(one, kind, f"--search {name}") for one in values.split("/")
-                       ) if equals else _usual(name, base)  # fmt: skip
-        if any(value < 0 or (kind is int and value < 1) for value in listed):
+        is_whole = name in ("batch", "groups")
+        listed = _usual(name, base)
+        if equals:
+            kind = int if is_whole else float
+            listed = tuple(
+                float(str(convert(one, kind, f"--search {name}"))) for one in values.split("/")
+            )
+        if is_whole:
+            listed = tuple(map(int, listed))
+        if any(value < is_whole for value in listed):
             raise ConfigurationError(f"--search {text}: {name} must not be so small")
         found[name] = listed
     return found
