@@ -98,7 +98,8 @@ def _short(command: str) -> list[str]:
     words = shlex.split(command)[1:]
     kind = words[0]
     if kind in ("simulate", "compare", "train", "distill"):
-        words += ["--epochs", "0.5"] + (["--evaluations", "1"] if kind != "distill" else [])
+        words += ["--epochs", "3" if "--schedule" in words else "0.5"]
+        words += ["--evaluations", "1"] if kind != "distill" else []
     if kind == "compare":
         words += ["--lr", "0.1", "--seeds", "1"]
     if words[:2] == ["lab", "path"]:
@@ -110,7 +111,7 @@ def _short(command: str) -> list[str]:
     if words[:2] == ["lab", "delay"]:
         words += ["--epochs", "0.5"]
     if kind == "advise":
-        words += ["--budget", "2s", "--epochs", "1"]
+        words += ["--budget", "4s", "--epochs", "1"]
     return words
 
 
