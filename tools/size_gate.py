@@ -29,8 +29,8 @@ BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
     "commands": 3420,
-    # And lines between models.
-    "commands/studies": 1500,
+    # Lines between models, time to a target against bandwidth, late stages in the laboratory.
+    "commands/studies": 1950,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
@@ -41,7 +41,8 @@ BUDGETS = {
     "consolidate": 800,
     "commands/models": 350,
     # New: compressors of what is exchanged, and the worker that uses them below every method.
-    "compression": 1900,
+    # And averages of models that are rounded in pairs.
+    "compression": 2160,
     # The laws of outer loops, in a file of their own.
     "contract": 960,
     "integrations": 410,
@@ -75,6 +76,8 @@ BUDGETS = {
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
     "real/join": 4340,
+    # Islands, and loops whose replicas are stages of several processes.
+    "real/join/divided": 450,
     # New: losses and predictions that methods compare.
     "real/join/learning": 130,
     "real/join/virtual": 850,
@@ -114,7 +117,9 @@ BUDGETS = {
     "studies": 60,
     # New: the map of what the papers have; its table is a file of data.
     "studies/map": 90,
-    "studies/lab": 1830,
+    # And time to a target against bandwidth.
+    # Edges of stability of late stages, and the runs beside them.
+    "studies/lab": 2670,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
@@ -123,7 +128,9 @@ BUDGETS = {
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
     # And what teachers predict.
-    "tasks": 3110,
+    "tasks": 3130,
+    # New: bits of displacements, and error against bytes.
+    "studies/reproductions/compressed": 460,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
 }

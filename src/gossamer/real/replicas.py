@@ -46,6 +46,8 @@ class PublishedReplica:
         self.version = 0
         self.read: Sequence[int] = ()
         """The version at which a worker's last gradient was begun."""
+        self.late = 0
+        """How many steps older than that the parameters were with which it was made."""
         self.output: Tensor | None = None
         self.memory: dict[str, Tensor] = {}
         self.uses_weight = False
@@ -90,7 +92,7 @@ class PublishedReplica:
         share: float = 1.0,
     ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
-            self._on_stale(self.version - version, time.monotonic_ns())
+            self._on_stale(self.version - version + self.late, time.monotonic_ns())
         self._descend(gradient, at, share)
 
     def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:

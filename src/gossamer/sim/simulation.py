@@ -389,7 +389,7 @@ class Simulation:
                 for own in metrics.workers.values()
             ],
             "cards": self._cards(),
-            **({} if world.pipelines is None else {"pipeline": world.pipelines.facts()}),
+            **({} if world.pipelines is None else world.pipelines.facts()),
             "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
