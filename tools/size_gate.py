@@ -29,8 +29,11 @@ BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
     "commands": 3420,
-    # Lines between models, time to a target against bandwidth, late stages in the laboratory.
-    "commands/studies": 1950,
+    # And time to a target against bandwidth.
+    # Late stages in the laboratory.
+    # And lines between models.
+    # Tables of many small trainings, and several seeds of a cell.
+    "commands/studies": 2100,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
@@ -80,12 +83,15 @@ BUDGETS = {
     "real/join/divided": 450,
     # New: losses and predictions that methods compare.
     "real/join/learning": 130,
+    # New: scaled rates, and BatchNorm over the batches of all workers.
+    "real/join/scaling": 160,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.
-    "real/train": 2950,
+    # Batches that grow, agreed on where the noise of gradients decides.
+    "real/train": 3050,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -107,7 +113,8 @@ BUDGETS = {
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
     # What it refuses: teachers, and tuning of optimisers.
-    "sim/script": 1650,
+    # Sentences where there were tracebacks.
+    "sim/script": 1710,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
@@ -115,11 +122,11 @@ BUDGETS = {
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
-    # New: the map of what the papers have; its table is a file of data.
-    "studies/map": 90,
     # And time to a target against bandwidth.
     # Edges of stability of late stages, and the runs beside them.
     "studies/lab": 2670,
+    # New: the map of what the papers have; its table is a file of data.
+    "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
@@ -128,11 +135,16 @@ BUDGETS = {
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
     # And what teachers predict.
-    "tasks": 3130,
+    # VGG, dropout of the transformer, losses that are trained and not judged by.
+    "tasks": 3300,
     # New: bits of displacements, and error against bytes.
     "studies/reproductions/compressed": 460,
+    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
+    "tasks/published": 760,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
+    # New: tables of small trainings with three seeds each.
+    "studies/reproductions/repeated": 970,
 }
 ENTRY_POINTS = {
     "__main__",

@@ -175,6 +175,10 @@ class Metrics(Observer):
         """In samples."""
         return ratio(mean_of_sums([self.noise.sums, *self._noises]))
 
+    def known_noise(self) -> float | None:
+        """The same, where something else asks for it now and then."""
+        return self.noise_scale
+
     def take_losses(self) -> list[Tensor]:
         """The losses since the last time."""
         losses, self._losses = self._losses, []

@@ -152,7 +152,7 @@ class VectorEngine:
             index = torch.arange(width, device=points.device)
             index[rows:] = 0
             points, buffers, batches, keys = (t[index] for t in (points, buffers, batches, keys))
-        inputs, targets = self._model.task.train.at(batches)
+        inputs, targets = self._model.task.train.at(batches, keys)
         try:
             function = self._function(points, buffers, inputs, targets, keys)
             gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)

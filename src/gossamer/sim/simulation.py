@@ -77,7 +77,7 @@ class Simulation:
         self.model = (
             model_kind(settings)(
                 settings.task, device, seed=settings.seed, precision=settings.precision or "fp32",
-                microbatches=microbatches_of(settings),
+                microbatches=settings.microbatches,
             )
             if model is None
             else model
@@ -420,13 +420,6 @@ class Simulation:
 def model_kind(settings: Settings) -> type[FlatModel]:
     """How gradients are taken: at one point, or with a forward pass at another."""
     return SplitPointModel if settings.method.shape.has_split_points else FlatModel
-
-
-def microbatches_of(settings: Settings) -> int:
-    """Into how many parts the batch of a gradient is divided; a replica on one machine takes it
-    whole."""
-    shape = settings.method.shape
-    return 1 if shape.machines == 1 else shape.microbatches_of(settings.batch or 1)
 
 
 def simulate(

@@ -17,7 +17,7 @@ from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
 from gossamer.replica import Fragment, Layout, Replica
 from gossamer.rules import pair_delta
-from gossamer.sim.gradients import SimulatedGradient
+from gossamer.sim.gradients import Batch, SimulatedGradient
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
@@ -101,8 +101,7 @@ class SimulatedWorker:
 
     @property
     def expected_steps(self) -> int:
-        budget = self._world.budget
-        return max(1, -(-budget.samples // (budget.batch * self._world.size)))
+        return self._world.budget.expected_steps(self._world.size)
 
     @property
     def over(self) -> bool:
@@ -149,7 +148,7 @@ class SimulatedWorker:
         world.ending.between.discard(self.rank)
         if not world.budget.begin(self.rank):
             raise RunOver
-        indices = world.sampler.next(self.rank) if batch is None else np.asarray(batch)
+        indices = self._next_batch() if batch is None else np.asarray(batch)
         world.samples_read += len(indices)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
@@ -172,6 +171,12 @@ class SimulatedWorker:
         if kernel.current is not None:
             kernel.current.gradient = gradient
         return gradient
+
+    def _next_batch(self) -> Batch:
+        """The samples of the next gradient: one ordinary batch, or several where batches grow."""
+        world = self._world
+        parts = [world.sampler.next(self.rank) for _ in range(world.budget.multiple(self.step))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     # ------------------------------------------------------------------ messages
 

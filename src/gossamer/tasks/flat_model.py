@@ -188,10 +188,10 @@ class FlatModel:
         parameters = {
             name: value.clone().requires_grad_() for name, value in self.layout.unpack(flat).items()
         }
-        inputs, targets = self.task.train.at(batch)
+        keyed = torch.tensor(key, device=flat.device)
+        inputs, targets = self.task.train.at(batch, keyed)
         # A model with randomness of its own draws from the key too.
         with drawing_from(key, flat.device), blamed_on(self.task):
-            keyed = torch.tensor(key, device=flat.device)
             total, losses = torch.zeros(0), list[Tensor]()
             for part, wanted, own_key in self._parts_of(inputs, targets, keyed):
                 loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key, lesson)
@@ -272,7 +272,7 @@ class FlatModel:
             key = torch.tensor(key_of(0, 0, number), device=self.device)
             for name in self.key_names:
                 module.get_buffer(name).copy_(key)
-            inputs, targets = train.at(batch.to(self.device))
+            inputs, targets = train.at(batch.to(self.device), key)
             if self.task.augment is not None:
                 inputs = self.task.augment(inputs, key)
             yield partial(Data(inputs, targets, train.labels_as).call, module)
@@ -308,9 +308,11 @@ def untrained(task: Task) -> ConfigurationError:
     )
 
 
-def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:
-    """The loss, which must be one number: a sum or a mean is the user's to choose."""
-    loss: Any = cast(Any, task.loss)(output, targets)
+def checked_loss(task: Task, output: Any, targets: Tensors, *, judges: bool = False) -> Tensor:
+    """The loss of training, or the one by which a model is judged. It must be one number: a sum or
+    a mean is the user's to choose."""
+    own = task.loss if judges or task.training_loss is None else task.training_loss
+    loss: Any = cast(Any, own)(output, targets)
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)

@@ -17,6 +17,7 @@ DEATH, STOPPING = "case_of_a_death_that_some_have_heard", "case_of_stopping_toge
 OPENING, DRIVEN = "case_of_opening_and_closing", "case_of_a_driven_optimizer"
 TAUGHT, UNASKED = "case_of_codistillation", "case_of_a_loop_that_does_not_ask"
 POPULATION = "case_of_a_population"
+LARGE = "case_of_one_large_batch"
 GROUPS = [
     (MATCHED, 3, "all_reduce"),
     (MATCHED, 3, "local_sgd:period=2", "torch"),
@@ -34,6 +35,9 @@ GROUPS = [
     (UNASKED, 2, "codistill:burn_in=0"),
     (UNASKED, 2, "pbt"),
     (POPULATION, 3, "pbt:period=2"),
+    (LARGE, 3, "all_reduce"),
+    (LARGE, 2, "all_reduce", "torch"),
+    ("case_of_no_common_batch", 2, "ad_psgd"),
 ]
 _found: dict[tuple[str | int, ...], dict] = {}
 
@@ -124,6 +128,48 @@ def test_what_drives_an_optimiser_drives_the_worker(method: str) -> None:
 
 
 # ---------------------------------------------------------------------- alone
+
+
+@pytest.mark.parametrize("group", GROUPS[-3:-1], ids=str)
+def test_batch_norm_over_all_workers_equals_one_large_batch(group) -> None:
+    """Parameters and statistics are those of one worker with all batches; the rate rises over
+    three steps to the workers' number times its value."""
+    found, size = answers(*group), group[1]
+    for answer in found:
+        assert answer["layers"] == 1
+        assert answer["apart"] < 1e-5
+        rises = [0.01 * (1 + (size - 1) * min(step, 3) / 3) for step in range(5)]
+        assert answer["rates"] == pytest.approx(rises, abs=2e-6)
+    assert len({answer["digest"] for answer in found}) == 1
+
+
+def test_workers_out_of_step_have_no_common_batch() -> None:
+    """One sentence, and the loop goes on."""
+    for answer in answers("case_of_no_common_batch", 2, "ad_psgd"):
+        assert "choose a synchronous method" in answer["said"]
+
+
+def test_alone_nothing_is_scaled_and_batch_norm_stays() -> None:
+    """One worker is bit for bit plain training; a scheduler that was made before is refused."""
+    models = [torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4)) for _ in "ab"]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.3) for model in models]
+    worker = gossamer.join(models[0], optimizers[0])
+    assert worker.scale_lr("square_root") is None
+    inputs = batch(0, 0)[0]
+    with worker:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        models[0](inputs).square().sum().backward()
+        worker.step()
+    models[1](inputs).square().sum().backward()
+    optimizers[1].step()
+    for ours, theirs in zip(*(model.state_dict().values() for model in models), strict=True):
+        assert torch.equal(ours, theirs)
+    torch.optim.lr_scheduler.StepLR(optimizers[1], 1)
+    late = gossamer.join(models[1], optimizers[1])
+    with pytest.raises(ConfigurationError, match="comes too late"):
+        late.scale_lr()
 
 
 @pytest.mark.parametrize("is_fused", [False, True])

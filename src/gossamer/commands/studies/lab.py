@@ -50,9 +50,9 @@ lab = typer.Typer(
 
 
 lab.command()(stragglers)
-lab.command()(path)
 lab.command()(bandwidth)
 lab.command()(stages)
+lab.command()(path)
 
 
 @lab.callback(invoke_without_command=True)

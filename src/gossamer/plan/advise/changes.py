@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from typing import cast
 
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError, unknown_name
@@ -62,16 +63,12 @@ def asked_values(texts: Sequence[str], base: Settings) -> dict[str, tuple[float,
         name, equals, values = text.partition("=")
         if name not in SEARCHED:
             raise unknown_name("setting to search", name, SEARCHED)
-        is_whole = name in ("batch", "groups")
+        kind: type[float] = int if name in ("batch", "groups") else float
         listed = _usual(name, base)
         if equals:
-            kind = int if is_whole else float
-            listed = tuple(
-                float(str(convert(one, kind, f"--search {name}"))) for one in values.split("/")
-            )
-        if is_whole:
-            listed = tuple(map(int, listed))
-        if any(value < is_whole for value in listed):
+            where = f"--search {name}"
+            listed = tuple(cast(float, convert(one, kind, where)) for one in values.split("/"))
+        if any(value < 0 or (kind is int and value < 1) for value in listed):
             raise ConfigurationError(f"--search {text}: {name} must not be so small")
         found[name] = listed
     return found

@@ -38,6 +38,7 @@ from gossamer.real.join.learning.lessons import LearningWords
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
+from gossamer.real.join.scaling.large_batch_words import LargeBatchWords
 from gossamer.real.join.servers import momentum_left_out
 from gossamer.real.join.several_optimizers import parts_of, taken_together
 from gossamer.real.join.shared_values import SharedWords
@@ -142,7 +143,7 @@ def coupled(
 
 
 @dataclass
-class JoinedWorker(SharedWords, LearningWords):
+class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
     """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
@@ -414,8 +415,7 @@ class JoinedWorker(SharedWords, LearningWords):
 
         The report of the main worker counts, so no loop need ask who calls it. In virtual time
         the reports are the curve of the run, by which `gossamer compare` ranks. On real workers and
-        alone the callbacks hear of a report, and where `gossamer run --output folder` keeps a
-        folder it is a line of metrics.jsonl there.
+        alone callbacks hear of it; under `gossamer run --output folder` it is a line in its folder.
         """
         row: dict[str, Any] = {**reported(values), "worker": self.rank}
         self.tell_loss(row)

@@ -20,7 +20,6 @@ from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
 from gossamer.observe.strip import Strip
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.optim.schedules import make_schedule
 from gossamer.pending import Pending
 from gossamer.real.driver import Free, Turns
 from gossamer.real.launch.console import say
@@ -60,11 +59,12 @@ class Training:
         self._observer = RunObserver(size, [self.rank], others=[self._strip])
         self._metrics = self._observer.metrics
         self._log = log
-        self._model = FlatModel(settings.task, torch.device("cpu"), seed=settings.seed)
+        self._model = FlatModel(
+            settings.task, torch.device("cpu"), seed=settings.seed,
+            microbatches=settings.microbatches,
+        )  # fmt: skip
         self._buffers = self._model.initial_buffers.clone()
-        self._schedule = make_schedule(
-            settings.schedule, epochs=settings.epochs, workers=settings.replicas
-        )
+        self._schedule = settings.made_schedule
         self._rate = settings.learning_rate
         self._evaluate_every = settings.epochs / settings.evaluations
         self._kept = WorkerState.read(request.checkpoint, self.rank) if request.checkpoint else None
@@ -183,6 +183,7 @@ class Training:
             on_repeat=lambda samples: self._observer.observed(
                 self.rank, "repeated", samples, time.monotonic_ns()
             ),
+            noise=self._metrics.known_noise,
         )  # fmt: skip
 
     def _orphaned(self, lost: PeerLost) -> None:
