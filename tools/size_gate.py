@@ -34,7 +34,7 @@ BUDGETS = {
     # Late stages in the laboratory.
     # And lines between models.
     # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 2150,
+    "commands/studies": 2210,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,

@@ -417,12 +417,10 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
 
         The report of the main worker counts, so no loop need ask who calls it. In virtual time
         the reports are the curve of the run, by which `gossamer compare` ranks. On real workers and
-        alone the callbacks hear of a report, and where `gossamer run --output folder` keeps a
-        folder it is a line of metrics.jsonl there.
+        alone callbacks hear of it; under `gossamer run --output folder` it is a line in its folder.
         """
         row: dict[str, Any] = {**reported(values), "worker": self.rank}
-        if self.coupling is not None and "loss" in row:
-            self.coupling.lessons.loss = torch.tensor(float(row["loss"]))
+        self.tell_loss(row)
         own = self.observer.metrics.workers[self.rank]
         row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
         self.observer.evaluated(row)
