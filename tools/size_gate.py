@@ -28,12 +28,15 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3300,
+    "commands": 3420,
+    # And time to a target against bandwidth.
+    # Late stages in the laboratory.
+    # And lines between models.
     # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 1500,
+    "commands/studies": 2060,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
-    "commands/work": 3300,
+    "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
     "config": 1560,
@@ -41,22 +44,24 @@ BUDGETS = {
     "consolidate": 800,
     "commands/models": 350,
     # New: compressors of what is exchanged, and the worker that uses them below every method.
-    "compression": 1900,
+    # And averages of models that are rounded in pairs.
+    "compression": 2160,
     # The laws of outer loops, in a file of their own.
     "contract": 960,
     "integrations": 410,
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    # The noise scale of gradients.
-    "observe": 1120,
+    # The noise scale of gradients, and who descends from whom.
+    "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    "plan/advise": 1900,
+    # Batches, momenta, decays and groups among the candidates.
+    "plan/advise": 2050,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -73,7 +78,11 @@ BUDGETS = {
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
-    "real/join": 4220,
+    "real/join": 4340,
+    # Islands, and loops whose replicas are stages of several processes.
+    "real/join/divided": 450,
+    # New: losses and predictions that methods compare.
+    "real/join/learning": 130,
     # New: scaled rates, and BatchNorm over the batches of all workers.
     "real/join/scaling": 160,
     "real/join/virtual": 850,
@@ -90,7 +99,8 @@ BUDGETS = {
     "real/transports/torch": 2730,
     "report": 60,
     "report/exporters": 610,
-    "report/page": 2340,
+    # And the lineage of a population.
+    "report/page": 2400,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
@@ -102,6 +112,7 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
+    # What it refuses: teachers, and tuning of optimisers.
     "sim/script": 1650,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
@@ -110,7 +121,11 @@ BUDGETS = {
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
-    "studies/lab": 1830,
+    # And time to a target against bandwidth.
+    # Edges of stability of late stages, and the runs beside them.
+    "studies/lab": 2670,
+    # New: the map of what the papers have; its table is a file of data.
+    "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
@@ -118,10 +133,13 @@ BUDGETS = {
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
+    # And what teachers predict.
     # VGG, dropout of the transformer, losses that are trained and not judged by.
-    "tasks": 3250,
+    "tasks": 3320,
     # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
     "tasks/published": 760,
+    # New: bits of displacements, and error against bytes.
+    "studies/reproductions/compressed": 460,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
     # New: tables of small trainings with three seeds each.

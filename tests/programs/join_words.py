@@ -233,3 +233,48 @@ def case_of_a_driven_optimizer(rank: int) -> dict[str, object]:
             moved.append(digest(model) != before)
         made = worker.coupling.session.metrics.steps
     return {"digest": digest(model), "moved": moved, "scale": scaler.get_scale(), "made": made}
+
+
+def case_of_codistillation(rank: int) -> dict[str, object]:
+    """The loop asks what others predict; one that does not ask is told to."""
+    torch.manual_seed(rank)
+    model = net(rank)
+    joined = gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=12)
+    added: list[float] = []
+    with joined as worker:
+        for step in range(12):
+            inputs, targets = batch(rank, step)
+            output = model(inputs)
+            loss = torch.nn.functional.cross_entropy(output, targets)
+            taught = worker.codistill(loss, output, inputs)
+            added.append(float(taught - loss))
+            worker.optimizer.zero_grad()
+            taught.backward()
+            worker.step()
+    return {"added": added, "digest": digest(model)}
+
+
+def case_of_a_loop_that_does_not_ask(rank: int) -> dict[str, object]:
+    model = net(rank)
+    said = ""
+    try:
+        with gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=4) as worker:
+            train(worker, 4)
+    except ConfigurationError as error:
+        said = str(error)
+    return {"said": said}
+
+
+def case_of_a_population(rank: int) -> dict[str, object]:
+    """Every loop reports its loss; rates are tuned only inside a step."""
+    model = net(rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    rates: set[float] = set()
+    with gossamer.join(model, optimizer, steps=40) as worker:
+        for step in range(40):
+            worker.report(loss=float(rank) + 1.0)  # worker 0 is always the best
+            train(worker, 1, step)
+            rates.add(optimizer.param_groups[0]["lr"])
+            time.sleep(0.005)
+        lineage = worker.observer.metrics.lineage.entries
+    return {"rates": sorted(rates), "lineage": lineage, "digest": digest(model)}

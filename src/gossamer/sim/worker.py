@@ -23,7 +23,7 @@ from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
 from gossamer.topology import Others
-from gossamer.worker import Message, Tag, check_idle
+from gossamer.worker import Lesson, Message, Tag, check_idle, check_lesson
 
 T = TypeVar("T")
 
@@ -128,9 +128,14 @@ class SimulatedWorker:
             world.on_step_end(self.rank, self.step)
             self._next += 1
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> SimulatedGradient:
+    def gradient(
+        self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
+    ) -> SimulatedGradient:
         world, kernel = self._world, self._world.kernel
         pipeline = None if world.pipelines is None else world.pipelines[self.rank]
+        if lesson is not None:
+            check_lesson(is_divided=pipeline is not None)
+            at = lesson.beside(at if isinstance(at, Tensor) else at.snapshot())
         if pipeline is not None and pipeline.is_lagging:
             now = at if isinstance(at, Tensor) else at.snapshot()
             point = Point(-1, pipeline.point(now))
@@ -157,6 +162,8 @@ class SimulatedWorker:
         self._seen = None
         if pipeline is None:
             drawn = world.cluster.compute.draw(self._compute_rng, len(indices))
+            if lesson is not None:  # each teacher makes a forward pass
+                drawn *= 1 + world.cluster.compute.forward_share * len(lesson.teachers)
             gradient.start(world, round(drawn * world.faults.slowness(self.rank) * SECOND))
         else:
             gradient.start(world, None)

@@ -175,10 +175,11 @@ class World:
         self.updates = Updates(self)
         self.replicas = [
             SimulatedReplica(
-                self.workers, rank, partial(self._rate_of, rank), self.updates.descended
+                self.workers, rank, partial(self._rate_of, rank), self.updates.descended,
+                has_schedule=settings.schedule != "constant",
             )
             for rank in range(self.size)
-        ]
+        ]  # fmt: skip
         self.replicas += [
             SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
             for store in self.servers
@@ -196,11 +197,11 @@ class World:
         sample = settings.task.train.first(1).to(model.device)
         return make_buckets(model.module, sample, byte_scale)
 
-    def _rate_of(self, rank: int) -> float:
-        return self._base_rate * self.schedule.factor(self.epochs[rank])
+    def _rate_of(self, rank: int, pace: float) -> float:
+        return self._base_rate * self.schedule.factor(self.epochs[rank] * pace)
 
-    def _rate_of_servers(self) -> float:
-        return self._base_rate * self.schedule.factor(self.budget.epochs)
+    def _rate_of_servers(self, pace: float) -> float:
+        return self._base_rate * self.schedule.factor(self.budget.epochs * pace)
 
     def stream(self, *purpose: object) -> random.Random:
         """One generator per purpose, so that another worker does not change the others' draws."""

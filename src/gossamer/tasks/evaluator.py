@@ -86,18 +86,29 @@ class Held:
     weights: Sequence[float]
     buffers: Tensor
     servers: Sequence[Tensor]
+    scores: Sequence[float] = ()
+    """What each worker's model is worth, less being better; empty where nobody asks."""
 
 
 def output_parameters(
-    output: str, workers: Tensor, weights: Sequence[float], servers: Sequence[Tensor]
-) -> Tensor:
-    """The model that a method declares as its output: what its servers hold, or the workers' mean.
+    output: str, workers: Tensor, weights: Sequence[float], servers: Sequence[Tensor],
+    scores: Sequence[float] = (),
+) -> Tensor:  # fmt: skip
+    """The model that a method declares as its output: what its servers hold, that of the best
+    worker, or the workers' mean.
 
     Everyone who combines the same values gets the same bits.
     """
     if servers and output in ("centre", "server", "moving average"):
         return torch.cat(list(servers))
+    if output == "best" and scores:
+        return workers[best_of(scores)].clone()
     return mean_of_models(workers, weights)
+
+
+def best_of(scores: Sequence[float]) -> int:
+    """The first of those with the least score."""
+    return min(range(len(scores)), key=scores.__getitem__)
 
 
 Answers = list[tuple[Any, Data]]
@@ -225,7 +236,9 @@ class Evaluator:
         return f"averaged {self._output}" if is_averaged else self._output
 
     def _present(self, held: Held) -> Tensor:
-        return output_parameters(self._output, held.workers, held.weights, held.servers)
+        return output_parameters(
+            self._output, held.workers, held.weights, held.servers, held.scores
+        )
 
     def reached(self, held: Held, epoch: float) -> None:
         """Hear of the moment of an evaluation, at which the output model may join an average."""

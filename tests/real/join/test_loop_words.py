@@ -15,6 +15,8 @@ from programs import PROGRAMS, answers_of
 MATCHED, LATEST = "case_of_matched_values", "case_of_values_that_nobody_waits_for"
 DEATH, STOPPING = "case_of_a_death_that_some_have_heard", "case_of_stopping_together"
 OPENING, DRIVEN = "case_of_opening_and_closing", "case_of_a_driven_optimizer"
+TAUGHT, UNASKED = "case_of_codistillation", "case_of_a_loop_that_does_not_ask"
+POPULATION = "case_of_a_population"
 LARGE = "case_of_one_large_batch"
 GROUPS = [
     (MATCHED, 3, "all_reduce"),
@@ -28,6 +30,11 @@ GROUPS = [
     (OPENING, 2, "all_reduce"),
     (DRIVEN, 2, "all_reduce"),
     (DRIVEN, 2, "sync_server"),
+    (TAUGHT, 2, "codistill:period=3,burn_in=0.5"),
+    (TAUGHT, 2, "all_reduce"),
+    (UNASKED, 2, "codistill:burn_in=0"),
+    (UNASKED, 2, "pbt"),
+    (POPULATION, 3, "pbt:period=2"),
     (LARGE, 3, "all_reduce"),
     (LARGE, 2, "all_reduce", "torch"),
     ("case_of_no_common_batch", 2, "ad_psgd"),
@@ -224,3 +231,38 @@ def test_rank_and_size_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (gossamer.rank(), gossamer.size()) == (2, 5)
+
+
+def test_a_loop_learns_what_others_predict() -> None:
+    """From the end of the burn-in on; all hold the best worker's model in the end."""
+    for answer in answers(TAUGHT, 2, "codistill:period=3,burn_in=0.5"):
+        assert answer["added"][:6] == [0.0] * 6
+        assert all(one > 0.0 for one in answer["added"][6:])
+    zero, one = answers(TAUGHT, 2, "codistill:period=3,burn_in=0.5")
+    assert zero["digest"] == one["digest"]
+
+
+def test_with_any_other_method_there_is_nothing_to_learn_from_others() -> None:
+    """The loop need not know its method."""
+    assert all(set(answer["added"]) == {0.0} for answer in answers(TAUGHT, 2, "all_reduce"))
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("codistill:burn_in=0", "worker.codistill(loss, output, inputs)"),
+     ("pbt", "worker.report(loss=...)")],
+)  # fmt: skip
+def test_a_loop_is_told_what_its_method_needs(method: str, said: str) -> None:
+    """In one sentence, at its first step."""
+    assert all(said in answer["said"] for answer in answers(UNASKED, 2, method))
+
+
+def test_a_population_of_loops_copies_its_best() -> None:
+    """Whoever reports the least loss is copied, its own lives stay one, and the rate that the loop
+    sees is its own between steps."""
+    zero, *others = answers(POPULATION, 3, "pbt:period=2")
+    assert [one["parent"] for one in zero["lineage"]] == [None]
+    for answer in others:
+        assert any(one["parent"] == 0 for one in answer["lineage"])
+        assert answer["rates"] == [0.05]
+        assert answer["digest"] == zero["digest"]
