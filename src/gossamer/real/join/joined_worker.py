@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import random
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -383,15 +381,6 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
         place = f"{os.path.basename(caller.filename)}:{caller.lineno}"
         with self.coupling.last_words():
             return self.coupling.shared.call(word, name, value, source, place)
-
-    def manual_seed(self, seed: int) -> None:
-        """Seed torch's, numpy's and Python's common generators differently on each worker. After
-        the same `torch.manual_seed` all workers would drop the same units and augment alike. Worker
-        0 gets the given seed itself."""
-        own = random.Random(f"{seed}/{self.rank}").getrandbits(62) if self.rank else seed
-        torch.manual_seed(own)
-        np.random.seed(own % (1 << 32))
-        random.seed(own)
 
     @contextlib.contextmanager
     def consensus(self) -> Generator[nn.Module]:
