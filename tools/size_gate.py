@@ -29,7 +29,9 @@ BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
     "commands": 3300,
-    "commands/studies": 1370,
+    # And time to a target against bandwidth.
+    # Late stages in the laboratory.
+    "commands/studies": 1780,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3300,
@@ -40,7 +42,8 @@ BUDGETS = {
     "consolidate": 800,
     "commands/models": 350,
     # New: compressors of what is exchanged, and the worker that uses them below every method.
-    "compression": 1900,
+    # And averages of models that are rounded in pairs.
+    "compression": 2160,
     # The laws of outer loops, in a file of their own.
     "contract": 960,
     "integrations": 410,
@@ -75,6 +78,8 @@ BUDGETS = {
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model. What servers with standbys refuse.
     "real/join": 4240,
+    # Islands, and loops whose replicas are stages of several processes.
+    "real/join/divided": 450,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
@@ -114,7 +119,9 @@ BUDGETS = {
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
-    "studies/lab": 1830,
+    # And time to a target against bandwidth.
+    # Edges of stability of late stages, and the runs beside them.
+    "studies/lab": 2670,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
@@ -123,6 +130,8 @@ BUDGETS = {
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
     "tasks": 3060,
+    # New: bits of displacements, and error against bytes.
+    "studies/reproductions/compressed": 460,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.config.cluster import Cluster, Compute
+from gossamer.config.cluster import Cluster, Compute, load_cluster
 from gossamer.config.network import Wires
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError
@@ -35,7 +35,7 @@ def base(workers: int = 8, epochs: float = 20.0) -> Settings:
 
 def test_every_method_is_on_the_menu_or_has_a_reason_not_to_be() -> None:
     """A new method must not be forgotten by the advice."""
-    named = {spec.partition(":")[0] for spec in MENU} | NOT_ADVISED.keys()
+    named = {parse_method(spec).name for spec in MENU} | NOT_ADVISED.keys()
     assert named == METHODS.keys()
 
 
@@ -55,6 +55,34 @@ def test_every_row_trains_at_one_of_the_rates(row: str) -> None:
         if reached[-1] >= 0.93:
             break
     assert max(reached) >= 0.93, f"{row} reaches {max(reached):.1%}"
+
+
+def test_batches_in_proportion_to_speed_are_tried_where_they_may_help() -> None:
+    """Workers must differ in speed, and their time must follow the batch; else the reason says what
+    is missing."""
+    balance, slow = "all_reduce:balance=speed", load_cluster("one-slow-of-8")
+    fixed = dataclasses.replace(slow, compute=Compute(0.01))
+    for cluster, reason in (
+        (slow, None),
+        (fixed, "a gradient takes as long here whatever its batch is"),
+        (load_cluster("equal-8"), "all workers are equally fast"),
+    ):
+        found, left_out = candidates(
+            make_settings(digits(), "all_reduce", cluster, epochs=20.0), RATES
+        )
+        assert (balance in {one.method for one in found}) == (reason is None)
+        assert reason is None or left_out[balance].startswith(reason)
+
+
+def test_what_does_not_fit_is_left_out_with_the_difference() -> None:
+    """Where a second copy of the model is too much, the methods that hold none are left."""
+    slow = load_cluster("one-slow-of-8")
+    small = dataclasses.replace(slow, compute=dataclasses.replace(slow.compute, memory=110e3))
+    asked = make_settings(digits(), "all_reduce", small, epochs=20.0)
+    found, left_out = candidates(asked, RATES, ("all_reduce", "d_psgd"))
+    assert "all_reduce" in {one.method for one in found}
+    assert "a worker needs" in left_out["d_psgd"]
+    assert "too few" in left_out["d_psgd"]
 
 
 def test_every_candidate_gets_the_same_rates() -> None:

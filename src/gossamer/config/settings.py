@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
@@ -189,15 +189,7 @@ class Settings:
     def stage_cut(self) -> StageCut:
         """Which parts of the model each machine of a replica has."""
         shape = self.method.shape
-        with torch.random.fork_rng(devices=[]):
-            model = self.task.make_model()
-        inputs = self.task.train.first(2).inputs
-        if not isinstance(inputs, torch.Tensor):
-            raise ConfigurationError(
-                f"the model of {self.task.name} cannot be cut into stages, because it takes its "
-                "inputs by name and a chain takes one tensor"
-            )
-        return cut_model(model, inputs, shape.stages * shape.per_machine, shape.cuts)
+        return stage_cut_of(self.task, shape.stages * shape.per_machine, shape.cuts)
 
     def notices(self) -> list[str]:
         """What a user must be told about these settings."""
@@ -316,3 +308,16 @@ def make_settings(
             raise unknown_name("setting", key, known)
     made = loaded_task(task, data)
     return Settings(made, parse_method(method), load_cluster(cluster), **choices).resolved()
+
+
+def stage_cut_of(task: Task, chunks: int, given: Sequence[int] = ()) -> StageCut:
+    """A task's model, cut by the work of its parts or at `given` ones."""
+    with torch.random.fork_rng(devices=[]):
+        model = task.make_model()
+    inputs = task.train.first(2).inputs
+    if not isinstance(inputs, torch.Tensor):
+        raise ConfigurationError(
+            f"the model of {task.name} cannot be cut into stages, because it takes its inputs by "
+            "name and a chain takes one tensor"
+        )
+    return cut_model(model, inputs, chunks, given)

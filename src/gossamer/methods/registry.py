@@ -103,8 +103,8 @@ _ROWS = (
         "ad_psgd", "decentralised", "Lian et al. 2018, Algorithms 2-4", "mean",
         decentralised.ad_psgd,
         Promises(
-            True, "partner", "none", True, "1 (2 where all offer)", traffic.offers,
-            memory=lambda p, o: 1.0,
+            True, "partner", "none", True, "1 (2 where all offer)",
+            lambda p, o: traffic.offers(p, o) * o.get("compressed", 1.0), memory=lambda p, o: 1.0,
         ),
         shares_replica=True,
         is_synchronous=lambda options: False,

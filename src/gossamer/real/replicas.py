@@ -45,6 +45,8 @@ class PublishedReplica:
         self.version = 0
         self.read: Sequence[int] = ()
         """The version at which a worker's last gradient was begun."""
+        self.late = 0
+        """How many steps older than that the parameters were with which it was made."""
         self.output: Tensor | None = None
         self.memory: dict[str, Tensor] = {}
         self.uses_weight = False
@@ -90,7 +92,8 @@ class PublishedReplica:
     ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
             # A version that was lost with a server is not older than what its standby has.
-            self._on_stale(max(0, self.version - version), time.monotonic_ns())
+            missed = max(0, self.version - version)
+            self._on_stale(missed + self.late, time.monotonic_ns())
         self._descend(gradient, at, share)
 
     def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:

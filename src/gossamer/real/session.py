@@ -103,11 +103,6 @@ class Session:
         """The worker's coroutine, once it is made."""
 
     def _found_grouping(self) -> Grouping:
-        if self.spec.shape.machines > 1:
-            raise ConfigurationError(
-                f"{self.spec}: a loop of your own trains on one worker per replica; leave out "
-                "stages= and tensor=, or use gossamer train"
-            )
         return _grouping(self.spec.groups, self.transport)
 
     def _found_addresses(self, layout: Layout) -> Addresses:

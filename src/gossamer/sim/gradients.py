@@ -275,6 +275,9 @@ class Updates:
             return  # this replica is only a copy that moves between two reads of the servers
         known = self.read.get(replica.row) if is_worker and not read else None
         versions = read if known is None else (known[0],)
+        if is_worker and read and world.pipelines is not None:
+            lag = world.pipelines[replica.row].lag
+            versions = [version - lag for version in read]
         end = replica.row if is_worker else world.replicas.index(replica, world.size)
         now = replica.store.versions[replica.row]
         for version in versions:

@@ -391,7 +391,7 @@ class Simulation:
                 for own in metrics.workers.values()
             ],
             "cards": self._cards(),
-            **({} if world.pipelines is None else {"pipeline": world.pipelines.facts()}),
+            **({} if world.pipelines is None else world.pipelines.facts()),
             "mean_width": world.batcher.mean_width,
             **world.mortal.facts(),
             "lost_mass": len(world.speakers) - sum(weights),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer.errors import ConfigurationError
+from gossamer.optim.optimisers import make_optimiser
 from gossamer.own_code import calling_place, reference_to
 from gossamer.tasks.data import Data
 from gossamer.tasks.metric import ACCURACY, Metric, ScoreKey, fraction_correct, own_accuracy
@@ -133,6 +135,11 @@ class Task:
         a low value of such a function is the good one.
         """
         make_model, known = _factory(model)
+        _check_numbers(batch=batch, test_batch=test_batch, epochs=epochs)
+        _check_numbers(**{f"learning rate {n}": rate for n, rate in enumerate(learning_rates, 1)})
+        make_optimiser(optimiser)
+        if not learning_rates:
+            raise ConfigurationError("learning_rates must have at least one, got none")
         labels_as = _LABELS if loss is None else ""
         reading = Reading(limit, tuple(inputs), targets, labels_as)
         data = read_samples(train, "train", reading)
@@ -181,6 +188,13 @@ def _factory(model: Callable[[], nn.Module] | nn.Module) -> tuple[Callable[[], n
             f"lambda: {named}({needed[0]}=...)"
         )
     return model, named
+
+
+def _check_numbers(**values: float) -> None:
+    """Here the line can be told that gave them."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigurationError(f"{name} must be a finite number above 0, got {value}")
 
 
 def _metric(

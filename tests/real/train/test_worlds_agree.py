@@ -180,7 +180,12 @@ def test_one_worker_gives_the_simulators_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "methods", [ASYNCHRONOUS[::4], pytest.param(ASYNCHRONOUS, marks=wide)], ids=["some", "all"]
+    "methods",
+    [
+        [*ASYNCHRONOUS[::4], "ad_psgd+bf16"],
+        pytest.param([*ASYNCHRONOUS, "ad_psgd+int8"], marks=wide),
+    ],
+    ids=["some", "all"],
 )
 def test_every_asynchronous_method_learns(methods: list[str]) -> None:
     """Two workers reach a fair accuracy after a few epochs, with every sample processed."""

@@ -19,8 +19,10 @@ from gossamer.commands.console import (
     show_share,
 )
 from gossamer.commands.kept_run import kept_run
+from gossamer.commands.studies.bandwidth import bandwidth
 from gossamer.commands.studies.batch import BatchOptions, MachineOptions, run_batch
 from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
+from gossamer.commands.studies.stages import stages
 from gossamer.commands.studies.stragglers import stragglers
 from gossamer.commands.work.simulations import slug
 from gossamer.config.cluster import Cluster, Compute
@@ -46,6 +48,8 @@ lab = typer.Typer(
 
 
 lab.command()(stragglers)
+lab.command()(bandwidth)
+lab.command()(stages)
 
 
 @lab.callback(invoke_without_command=True)

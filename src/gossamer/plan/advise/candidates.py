@@ -16,7 +16,6 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
-from gossamer.own_code import parse_reference
 from gossamer.plan.advise.splits import Splits
 from gossamer.plan.hardware.room import Room
 from gossamer.quantities import counted
@@ -67,6 +66,14 @@ MENU = (
     "hierarchical_sgd",
     "async_diloco:period=8",
     "decoupled_diloco",
+    # The same exchanges in fewer bits.
+    "all_reduce+bf16",
+    "all_reduce+powersgd:rank=2",
+    "all_reduce+topk:share=0.05",
+    "diloco:period=8+int4",
+    "local_sgd:period=8+int8",
+    "downpour+int8",
+    "ad_psgd+bf16",
     # Finer choices.
     "ad_psgd:topology=complete",
     "local_sgd:period=2",
@@ -100,8 +107,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The method without its options."""
-        return parse_reference(self.method, "method")[0]
+        """The method without its options, and its compressor if it was given one."""
+        spec = parse_method(self.method)
+        own = spec.compressor
+        if own is None or not str(spec).endswith(f"+{own}"):
+            return spec.name
+        return f"{spec.name}+{own.name}"
 
     def __str__(self) -> str:
         return f"{self.method} at {self.learning_rate:g}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import MethodSpec
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
@@ -73,6 +76,10 @@ class LoopSession:
         self.loaded: dict[str, Any] | None = None
         """The state to go on from, as `state_dict` had returned it."""
         self._statistics_batches = statistics_batches
+        self.stages: Sequence[nn.Module] = ()
+        """Where a replica is several processes, what each of them trains of the whole model."""
+        self.before_end: Callable[[], None] = lambda: None
+        """Called when all have made their last step, and everybody still answers."""
 
     # ------------------------------------------------------------------ begin
 
@@ -106,6 +113,8 @@ class LoopSession:
         is_on_gpu = binding.is_alike and binding.device.type == "cuda"
         is_on_gpu = is_on_gpu and session.transport.name == "shm"
         session.router.offer("untrained", lambda: pack_bytes(untrained(self._model)))
+        for number, stage in enumerate(self.stages):
+            session.router.offer(f"stage {number}", partial(_pack_stage, stage))
         session.open(
             binding.initial() if loaded is None else loaded["value"], saved,
             device=binding.device if is_on_gpu else torch.device("cpu"), home=binding.home,
@@ -118,7 +127,12 @@ class LoopSession:
         rank, transport, driver = session.rank, session.transport, session.driver
         own = transport.window(rank)
         first = session.first
-        if rank != first and self.loaded is None:
+        if self.stages and self.loaded is None:
+            # Of the stage that is trained here worker 0 has a model, too.
+            parts = _parts_of(self._model)
+            unpack_bytes_(parts, session.router.ask(0, f"stage {first}", "beginning"))
+            own.copy_(self._binding.initial())
+        elif rank != first and self.loaded is None:
             pending = transport.read(first)
             driver.wait(pending, "beginning")
             own.copy_(pending.result())
@@ -192,6 +206,7 @@ class LoopSession:
             output.leavers.conclude()
             found.extend(output.final())
             self._server_state.fetch()
+            self.before_end()
 
         try:
             self._binding.let_gpu_finish()
@@ -211,6 +226,14 @@ class LoopSession:
         output.put(*found)
         lay_out_state(self._optimizer)
         session.close()
+
+    @contextmanager
+    def last_words(self) -> Generator[None]:
+        """A loss that ends the loop is told in one sentence."""
+        try:
+            yield
+        except PeerLost as lost:
+            raise self.session.last_words(lost) from None
 
     def abandon(self) -> None:
         """The loop failed: the module keeps what this worker has, and to the others it is dead."""
@@ -257,6 +280,11 @@ class LoopSession:
             watch.is_stepping = False
         self.output.stepped()
         self._look_at_clock()
+
+    def has_waited(self, seconds: float) -> None:
+        """So much of this step was spent waiting for others of this replica, which a worker that is
+        made slower does not take longer for."""
+        self._stepped_at += seconds
 
     def _look_at_clock(self) -> None:
         self._waited_ns = self.session.metrics.workers[self.session.rank].waited_ns
@@ -354,3 +382,11 @@ class LoopSession:
         self.worker.step = int(state["step"])
         version, numbers, spare = json.loads(state["random"])
         self.worker.rng.setstate((version, tuple(numbers), spare))
+
+
+def _parts_of(stage: nn.Module) -> list[Tensor]:
+    return [*(p.detach() for _, p in trainable(stage)), *untrained(stage)]
+
+
+def _pack_stage(stage: nn.Module) -> Tensor:
+    return pack_bytes(_parts_of(stage))

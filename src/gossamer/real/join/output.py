@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -122,6 +122,19 @@ class LoopOutput:
             return self._contribution()
         speaking = session.grouping.speaking(self.leavers.standing)
         return combined(session.method.output, *session.contributions(speaking, step))
+
+    def of(self, ranks: Sequence[int]) -> Contribution:
+        """The output of workers that hold another part of the model, as of now: with a synchronous
+        method after as many steps as this worker has made."""
+        step = 0 if self._most_behind is None else self._made
+        standing = self.leavers.standing
+        asked = [(rank, "output", step) for rank in ranks if rank in standing]
+        found = self._session.answers(asked)
+        if not found:
+            raise self._session.grouping.lost(self._session.router.live)
+        if self._session.method.output == "ensemble":
+            return found[0]
+        return combined(self._session.method.output, found, [])
 
     @contextmanager
     def in_place(self) -> Generator[None]:

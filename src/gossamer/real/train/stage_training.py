@@ -108,6 +108,7 @@ class StageTraining(Training):
         point = at if isinstance(at, Tensor) else at.snapshot()
         samples = len(self._stage_batches.next_batch())
         coming = dict(self._stage_batches.coming)
+        self.replica.late = min(min(coming), max(self._shape.lags()))
         gradient = Gradient("gradient")
         gradient.settle = lambda: self._compute_stage(gradient, point, coming, samples)
         return gradient

@@ -86,7 +86,7 @@ FIGURES = (
     "metric", "accuracy", "loss", "seconds", "waiting_fraction", "mean_staleness", "max_staleness",
     "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step",
     "noise_scale", "compression_ratio", "coding_seconds_per_step", "residual_norm",
-    "displacement_cosine", "steps", "wall_seconds",
+    "displacement_cosine", "bubble_fraction", "steps", "wall_seconds",
 )  # fmt: skip
 Figures = dict[str, float | None]
 """A value at the end for each of `FIGURES`: the mean over the seeds."""

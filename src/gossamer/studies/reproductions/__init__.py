@@ -5,6 +5,8 @@ from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFA
 from gossamer.studies.reproductions.ad_psgd_network import SHARED_NETWORK
 from gossamer.studies.reproductions.async_diloco_clock import TABLE as ASYNC_DILOCO_CLOCK
 from gossamer.studies.reproductions.averaging_period import TABLE as AVERAGING_PERIOD
+from gossamer.studies.reproductions.compressed.bits_cliff import TABLE as BITS_CLIFF
+from gossamer.studies.reproductions.compressed.cifar10 import DGC, POWERSGD
 from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.goodput import TABLE as GOODPUT
@@ -43,6 +45,9 @@ TABLES: dict[str, PublishedTable] = {
         ASYNC_DILOCO_CLOCK,
         GOODPUT,
         AVERAGING_PERIOD,
+        BITS_CLIFF,
+        POWERSGD,
+        DGC,
     )
 }
 

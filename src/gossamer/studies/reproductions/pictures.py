@@ -90,6 +90,29 @@ def error_curves(
     figures.save(figure, path)
 
 
+def bars(
+    path: Path, ours: Mapping[str, float], published: Mapping[str, float], words: Caption, *,
+    unit: str,
+) -> None:  # fmt: skip
+    """Draw a bar for each name, from below upwards, and a triangle where a paper has a figure."""
+    height = 1.9 + 0.34 * len(ours)
+    figure = figures.new_figure(8.0, height)
+    axes = figure.add_axes((0.3, 0.85 / height, 0.66, 1 - 1.75 / height))
+    figures.style(axes, "bottom", grid="x")
+    names = list(ours)
+    axes.barh(names, [ours[name] for name in names], color="#0072B2", height=0.6)
+    known = [name for name in names if name in published]
+    axes.plot(
+        [published[name] for name in known], known, "<", color="#D55E00", markeredgecolor="white"
+    )
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
+    axes.invert_yaxis()
+    figures.write_titles(figure, words.title, words.subtitle)
+    figure.text(0.015, 0.02, words.caption, fontsize=8, color=figures.FAINT)
+    figures.save(figure, path)
+
+
 def scaling_picture(
     path: Path,
     panels: Mapping[str, Mapping[str, ScalingCurve]],

@@ -22,6 +22,7 @@ _KEPT = (
     "max_staleness", "steps", "bytes_per_step", "waiting_fraction", "digest", "parameters_digest",
     "diverged",
 )  # fmt: skip
+_KEPT_IF_THERE = ("compression_ratio", "residual_norm", "displacement_cosine")
 _KEPT_OF_A_ROW = ("epochs", "virtual_seconds", "accuracy", "loss", "training_loss")
 
 
@@ -81,11 +82,14 @@ class Trained:
 
     @staticmethod
     def of(training: CellTraining, result: Result) -> Trained:
+        told = result.summary
+        kept = {key: told[key] for key in _KEPT}
+        kept |= {key: told[key] for key in _KEPT_IF_THERE if key in told}
         return Trained(
             training.label,
-            {"method": str(result.settings.method), **{key: result.summary[key] for key in _KEPT}},
+            {"method": str(result.settings.method), **kept},
             [brief(row) for row in result.history],
-            tuple(f"{training.label}: {notice}" for notice in result.summary["notices"]),
+            tuple(f"{training.label}: {notice}" for notice in told["notices"]),
         )
 
     @staticmethod
