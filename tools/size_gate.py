@@ -28,16 +28,18 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3300,
+    "commands": 3420,
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
-    "commands/studies": 1780,
+    # And lines between models.
+    # Tables of many small trainings, and several seeds of a cell.
+    "commands/studies": 2040,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
-    "commands/work": 3300,
+    "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1560,
+    "config": 1600,
     # New: what becomes of several trained models.
     "consolidate": 800,
     "commands/models": 350,
@@ -50,8 +52,8 @@ BUDGETS = {
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    # The noise scale of gradients.
-    "observe": 1120,
+    # The noise scale of gradients, and who descends from whom.
+    "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
     # How often to write checkpoints.
@@ -59,8 +61,8 @@ BUDGETS = {
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    # Goodput, and the advice on checkpoints.
-    "plan/advise": 2080,
+    # Batches, momenta, decays and groups among the candidates; goodput, and checkpoints.
+    "plan/advise": 2240,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -77,16 +79,21 @@ BUDGETS = {
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model. What servers with standbys refuse.
-    "real/join": 4240,
+    "real/join": 4360,
     # Islands, and loops whose replicas are stages of several processes.
     "real/join/divided": 450,
+    # New: losses and predictions that methods compare.
+    "real/join/learning": 130,
+    # New: scaled rates, and BatchNorm over the batches of all workers.
+    "real/join/scaling": 160,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.
+    # Batches that grow, agreed on where the noise of gradients decides.
     # A checkpoint of n workers made one of m; the goodput of real runs.
-    "real/train": 3260,
+    "real/train": 3360,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -94,8 +101,8 @@ BUDGETS = {
     "real/transports/torch": 2730,
     "report": 60,
     "report/exporters": 610,
-    # What faults have cost.
-    "report/page": 2440,
+    # And the lineage of a population; what faults have cost.
+    "report/page": 2500,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
@@ -109,8 +116,9 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    # What scripts refuse in virtual time: standbys of servers.
-    "sim/script": 1640,
+    # What it refuses: teachers, and tuning of optimisers; standbys of servers.
+    # Sentences where there were tracebacks.
+    "sim/script": 1730,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
@@ -122,18 +130,27 @@ BUDGETS = {
     # And time to a target against bandwidth.
     # Edges of stability of late stages, and the runs beside them.
     "studies/lab": 2670,
+    # New: the map of what the papers have; its table is a file of data.
+    "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
-    "studies/reproductions": 2680,
+    # Goodput at a million chips.
+    "studies/reproductions": 2800,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
-    "tasks": 3060,
+    # And what teachers predict.
+    # VGG, dropout of the transformer, losses that are trained and not judged by.
+    "tasks": 3300,
     # New: bits of displacements, and error against bytes.
     "studies/reproductions/compressed": 460,
+    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
+    "tasks/published": 760,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
+    # New: tables of small trainings with three seeds each.
+    "studies/reproductions/repeated": 970,
 }
 ENTRY_POINTS = {
     "__main__",

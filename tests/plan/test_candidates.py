@@ -21,6 +21,7 @@ from gossamer.plan.advise.candidates import (
     kind_of,
     menu_with,
 )
+from gossamer.plan.advise.changes import UNCHANGED, Changes, asked_values, changes_to_try
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Task
 from support import cluster_of, digits
@@ -187,3 +188,43 @@ def test_a_thin_network_suggests_replicas_of_several_machines() -> None:
     found, _ = candidates(make_settings(wide, "all_reduce", where, batch=32), RATES)
     assert found[0].method.startswith("all_reduce:")
     assert "stages=" in found[0].method or "tensor=" in found[0].method
+
+
+def test_changed_settings_come_after_the_menu_one_and_two_at_a_time() -> None:
+    """What is as it was asked for is no change, and what a method cannot take is left out."""
+    base = make_settings("digits-mlp", "all_reduce", "equal-8", batch=16)
+    asked = asked_values(["batch=8/16", "momentum=0.5", "groups=2,weight_decay=0"], base)
+    tried = changes_to_try(asked, base)
+    assert [str(one) for one in tried] == [
+        "", "batch 8", "momentum 0.5", "groups 2", "batch 8, momentum 0.5", "batch 8, groups 2",
+        "momentum 0.5, groups 2",
+    ]  # fmt: skip
+    found, left_out = candidates(base, [0.1, 0.3], ["all_reduce", "downpour"], tried)
+    assert [str(one) for one in found[:4]] == [
+        "all_reduce at 0.1", "all_reduce at 0.3", "downpour at 0.1", "downpour at 0.3",
+    ]  # fmt: skip
+    assert "momentum out" in left_out["downpour (momentum 0.5)"]
+    grouped = next(one for one in found if str(one) == "all_reduce (batch 8, groups 2) at 0.3")
+    settings = grouped.settings(base)
+    assert (settings.batch, settings.method.groups, settings.learning_rate) == (8, 2, 0.3)
+    changed = Candidate("all_reduce", 0.1, Changes(momentum=0.5)).settings(base)
+    assert changed.rule == dataclasses.replace(base.rule, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("bach", "setting to search"), ("batch=0", "so small"), ("momentum=x", "--search momentum")],
+)
+def test_settings_that_cannot_be_searched_are_refused(text: str, said: str) -> None:
+    """In one sentence that names the option."""
+    base = make_settings("digits-mlp", "all_reduce", "equal-8")
+    with pytest.raises(ConfigurationError, match=said):
+        asked_values([text], base)
+
+
+def test_an_optimiser_without_momentum_is_not_given_one() -> None:
+    """The candidate is left out with the reason, the others go on."""
+    base = make_settings("digits-mlp", "all_reduce", "equal-8", optimiser="adagrad")
+    found, left_out = candidates(base, [0.1], ["all_reduce"], [UNCHANGED, Changes(momentum=0.5)])
+    assert len(found) == 1
+    assert "has no momentum" in left_out["all_reduce (momentum 0.5)"]

@@ -41,8 +41,8 @@ class SimulatedGradient(Gradient):
 
     __slots__ = (
         "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch",
-        "epoch", "key", "loss", "paused_ns", "point", "read", "statistics", "step", "value",
-        "weight", "worker",
+        "epoch", "key", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
@@ -60,7 +60,6 @@ class SimulatedGradient(Gradient):
         self.paused_ns = 0
         """How much later than planned it is delivered, because its worker was paused."""
         self.value: Tensor | None = None
-        self.loss: Tensor | None = None
         self.statistics: Tensor | None = None
         self._pieces: list[Pending[Tensor]] = []
 
@@ -226,8 +225,17 @@ class GradientBatcher:
     def _evaluate(self) -> None:
         gradients = list(self._unevaluated)
         self._unevaluated.clear()
-        for size in sorted({len(gradient.batch) for gradient in gradients}):
-            self._evaluate_group([one for one in gradients if len(one.batch) == size])
+        kinds = [self._kind(gradient) for gradient in gradients]
+        for kind in sorted(set(kinds)):
+            alike = [one for one, own in zip(gradients, kinds, strict=True) if own == kind]
+            self._evaluate_group(alike)
+
+    def _kind(self, gradient: SimulatedGradient) -> tuple[int, int]:
+        """What gradients have in common that are evaluated together: the size of their batches,
+        and how much their points hold."""
+        value = gradient.point.value
+        width = self._store.parameters.shape[1]
+        return len(gradient.batch), width if value is None else value.numel()
 
     def _evaluate_group(self, gradients: Sequence[SimulatedGradient]) -> None:
         self.evaluations += 1
@@ -243,7 +251,8 @@ class GradientBatcher:
         if self._noise is not None and self._has_losses:
             self._noise.add(result.gradients[:, :width], len(ordered[0].batch))
         for row, gradient in enumerate(ordered):
-            # A point of a pipeline may be two vectors; the gradient is by the first.
+            # A point of a pipeline may be two vectors, and one with a lesson holds its teachers
+            # too; the gradient is by the first.
             value = result.gradients[row][:width]
             gradient.value = value if gradient.weight == 1.0 else value * gradient.weight
             gradient.loss = result.losses[row] if self._has_losses else None

@@ -40,12 +40,15 @@ class Task:
     """Something to train.
 
     `make_model` draws its initial parameters from torch's global generator: seed it first.
-    `loss(output, targets)` is the mean over the batch; `output` is what the model returns. `metric`
-    is what a model is judged by; None: by its loss. `augment(inputs, key)` changes training inputs
-    and draws from the key alone. `learning_rates` is the small grid that suits `optimiser` at
-    `batch` on one worker. `test_batch` is how many test samples are evaluated at once. `optimum` is
-    the flat vector of best parameters where that is known. `spec` and `data` are what it was made
-    from by `make_task`: its name with options, and where its files are; a task that was changed by
+    `loss(output, targets)` is the mean over the batch; `output` is what the model returns.
+    `training_loss` is what gradients are of, where that is another; models are judged by `loss`.
+    `metric` is what a model is judged by; None: by its loss; those `beside` it are columns of a
+    run's rows. `augment(inputs, key)` changes
+    training inputs and draws from the key alone. `learning_rates` is the small grid that suits
+    `optimiser` at `batch` on one worker. `test_batch` is how many test samples are evaluated at
+    once. `optimum` is the flat vector of best parameters where that is known. `spec` and `data` are
+    what it was made from by `make_task`: its name with options, and where its files are; a task
+    that was changed by
     `dataclasses.replace` has neither, because that name stands for another task. `place` is the
     line of the user's own that made it, empty for the tasks of this package.
 
@@ -59,7 +62,9 @@ class Task:
     train: Data
     test: Data
     metric: Metric | None
+    beside: tuple[Metric, ...] = ()
     augment: Callable[[Any, Tensor], Any] | None = None
+    training_loss: Callable[[Any, Any], Tensor] | None = None
     batch: int
     epochs: float
     learning_rates: tuple[float, ...]
@@ -243,6 +248,15 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     scores = output.to(torch.promote_types(output.dtype, torch.float32))
     chosen = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return (scores.logsumexp(-1) - chosen).mean()
+
+
+def imitation_loss(output: Tensor, teachers: Sequence[Tensor], *, are_classes: bool) -> Tensor:
+    """How far an output is from the mean of the teachers' predictions: the cross-entropy against
+    their mean probabilities, or the mean squared distance to their mean output."""
+    if are_classes:
+        mean = torch.stack([one.softmax(-1) for one in teachers]).mean(0)
+        return soft_cross_entropy(output, mean)
+    return (output - torch.stack(list(teachers)).mean(0)).square().mean()
 
 
 def soft_cross_entropy(output: Tensor, teachers: Tensor) -> Tensor:

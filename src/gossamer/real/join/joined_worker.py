@@ -34,9 +34,11 @@ from gossamer.real.join.checks import (
     reported,
 )
 from gossamer.real.join.joined_optimizer import JoinedOptimizer, ScaledGradients, check_scaler
+from gossamer.real.join.learning.lessons import LearningWords
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
+from gossamer.real.join.scaling.large_batch_words import LargeBatchWords
 from gossamer.real.join.servers import momentum_left_out
 from gossamer.real.join.several_optimizers import parts_of, taken_together
 from gossamer.real.join.shared_values import SharedWords
@@ -141,7 +143,7 @@ def coupled(
 
 
 @dataclass
-class JoinedWorker(SharedWords):
+class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
     """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
@@ -417,6 +419,8 @@ class JoinedWorker(SharedWords):
         folder it is a line of metrics.jsonl there.
         """
         row: dict[str, Any] = {**reported(values), "worker": self.rank}
+        if self.coupling is not None and "loss" in row:
+            self.coupling.lessons.loss = torch.tensor(float(row["loss"]))
         own = self.observer.metrics.workers[self.rank]
         row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
         self.observer.evaluated(row)

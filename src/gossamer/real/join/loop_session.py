@@ -22,6 +22,7 @@ from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_alike, parameters_of
 from gossamer.real.join.exchanged_values import ExchangedValues
 from gossamer.real.join.gradient import LoopGradients, can_send_buckets
+from gossamer.real.join.learning.lessons import Lessons
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import BATCHES
@@ -35,7 +36,7 @@ from gossamer.real.session import Session
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import LoopPace
 from gossamer.replica import Replica, trainable
-from gossamer.worker import Gradient
+from gossamer.worker import Gradient, Lesson
 
 
 class LoopSession:
@@ -71,6 +72,7 @@ class LoopSession:
         self._pace = LoopPace(steps)
         self._wanted: Gradient | None = None
         """The gradient that the method has asked for, and that the loop computes next."""
+        self.lessons = Lessons(model, binding.layout, spec.name)
         self._awaited: Pending[Any] | None = None
         """The gradient that the method awaits: the loop's own, or the mean of its group's."""
         self.loaded: dict[str, Any] | None = None
@@ -271,6 +273,7 @@ class LoopSession:
         # A schedule must not complain where a server descends instead of this optimiser.
         for part in self._parts:
             part._opt_called = True
+        self.lessons.end(wanted, compares_losses=session.method.compares_losses)
         gradient = self.gradients.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling(gradient.vector()) if self._has_servers else gradient)
         watch.is_stepping = True
@@ -318,7 +321,10 @@ class LoopSession:
         self.replica.skips_this = skips
         return torch.zeros_like(flat) if skips else flat
 
-    def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
+    def _gradient(
+        self, at: Tensor | Replica, batch: Tensor | None, lesson: Lesson | None
+    ) -> Gradient:
+        self.lessons.begin(lesson)
         binding, replica = self._binding, self.replica
         point = at if isinstance(at, Tensor) else None
         if point is not None:

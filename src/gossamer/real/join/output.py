@@ -22,6 +22,7 @@ from gossamer.real.join.recalibration import NO_AVERAGES, Averages, Recalibratio
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.output_model import Contribution, Untrained, combined
 from gossamer.real.session import Session
+from gossamer.replica import score_of
 
 
 class LoopOutput:
@@ -111,7 +112,8 @@ class LoopOutput:
         with self._model_lock:  # a visit that began meanwhile would mix the output's buffers in
             own = Untrained.of(self._model) if self._own is None else self._own
         value, weight = self.weighted or (self._replica.snapshot(), 1.0)
-        return Contribution(value, weight, own.statistics, own.counters)
+        score = score_of(self._replica.memory)
+        return Contribution(value, weight, own.statistics, own.counters, score)
 
     # ------------------------------------------------------------------ what this worker gets
 

@@ -65,6 +65,16 @@ StripData = TypedDict(
 """The first moments of a run; a segment is [worker, start, end, kind, detail]."""
 
 
+class LineageData(TypedDict):
+    """Who descends from whom in a population, in the first seed's run."""
+
+    lives: list[list[Any]]
+    """[worker, from, to, worker of the first ancestor, words]"""
+    copies: list[list[Any]]
+    """[when, worker that was copied, worker that copied it, worker of the first ancestor]"""
+    workers: int
+
+
 class Card(TypedDict):
     """Bytes that one network card carries per gradient step of the whole run."""
 
@@ -114,6 +124,7 @@ class MethodData(TypedDict):
     workers: list[WorkerTime]
     """The workers of the first seed."""
     strip: StripData | None
+    lineage: LineageData | None
     staleness: dict[str, int]
     cards: list[Card]
     topology: TopologyData | None

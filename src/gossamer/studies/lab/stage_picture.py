@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gossamer.report.pictures import figure as figures
 from gossamer.studies.lab.stage_study import StageFindings, StageLine, StageRun
@@ -17,8 +17,7 @@ _CAPTION = (
     "Lines: the loss at the end; thin lines: the highest on the way; both over those of the model "
     "with which all runs begin. Vertical lines: predicted",
     "edges, from the curvature there. Beyond its edge a run rises first; it may find a flatter "
-    "place "
-    "and end below all the same.",
+    "place and end below all the same.",
 )
 _MOST = 30.0
 
@@ -74,7 +73,7 @@ def _draw(axes: Axes, line: StageLine, still: StageRun, number: int, unit: float
     places = [rate / unit for rate in rates]
     look = figures.look(number)
     axes.plot(places, [_shown(run.loss / still.loss) for run in runs], label=line.label, **look)
-    thin = {**look, "linewidth": 0.8, "marker": None}
+    thin: dict[str, Any] = {**look, "linewidth": 0.8, "marker": None}
     axes.plot(places, [_shown(run.highest / still.highest) for run in runs], **thin)
 
 

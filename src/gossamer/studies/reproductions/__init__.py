@@ -2,6 +2,7 @@
 
 from gossamer.studies.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
 from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFAR10
+from gossamer.studies.reproductions.ad_psgd_cifar10 import VGG as AD_PSGD_VGG
 from gossamer.studies.reproductions.ad_psgd_network import SHARED_NETWORK
 from gossamer.studies.reproductions.async_diloco_clock import TABLE as ASYNC_DILOCO_CLOCK
 from gossamer.studies.reproductions.averaging_period import TABLE as AVERAGING_PERIOD
@@ -16,6 +17,11 @@ from gossamer.studies.reproductions.parallel.megatron_seqsel import TABLE as MEG
 from gossamer.studies.reproductions.parallel.one_weird_trick import TABLE as ONE_WEIRD_TRICK
 from gossamer.studies.reproductions.parallel.pipedream import TABLE as PIPEDREAM
 from gossamer.studies.reproductions.parallel.pipelines import TABLE as PIPELINES
+from gossamer.studies.reproductions.repeated.backup_accuracy import TABLE as BACKUP_ACCURACY
+from gossamer.studies.reproductions.repeated.easgd_tau import TABLE as EASGD_TAU
+from gossamer.studies.reproductions.repeated.hogwild_sparse import TABLE as HOGWILD_SPARSE
+from gossamer.studies.reproductions.repeated.linear_speed_up import TABLE as LINEAR_SPEED_UP
+from gossamer.studies.reproductions.repeated.staleness_remedies import TABLE as STALENESS_REMEDIES
 from gossamer.studies.reproductions.rudra import TABLE as RUDRA
 from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.studies.reproductions.streaming_diloco import TABLE as STREAMING_DILOCO
@@ -39,6 +45,7 @@ TABLES: dict[str, PublishedTable] = {
         ADAM_FAR,
         DC_ASGD,
         AD_PSGD_CIFAR10,
+        AD_PSGD_VGG,
         GOSSIP_SCALING,
         GOSSIP_SCALING_DIGITS,
         STREAMING_DILOCO,
@@ -48,6 +55,11 @@ TABLES: dict[str, PublishedTable] = {
         BITS_CLIFF,
         POWERSGD,
         DGC,
+        LINEAR_SPEED_UP,
+        STALENESS_REMEDIES,
+        BACKUP_ACCURACY,
+        HOGWILD_SPARSE,
+        EASGD_TAU,
     )
 }
 

@@ -55,8 +55,8 @@ class ScalingCurve:
     """Virtual seconds."""
     accuracies: Sequence[float]
     """In %."""
-    target: float
-    """The accuracy that measures early speed."""
+    target: float | None = None
+    """The accuracy that measures early speed; None where nobody knows it yet."""
 
 
 def error_curves(
@@ -131,8 +131,8 @@ def scaling_picture(
         figures.style(below, "bottom", grid="y")
         figures.name_axis(below.xaxis, "epochs, of all workers together")
         for axes in (above, below):
-            for target in {curve.target for curve in curves.values()}:
-                axes.axhline(target, **_DOTTED)
+            for target in {curve.target for curve in curves.values()} - {None}:
+                axes.axhline(target or 0.0, **_DOTTED)
         for name, curve in curves.items():
             above.plot(curve.seconds, curve.accuracies, linewidth=1.5, **looks[name])
             below.plot(curve.epochs, curve.accuracies, linewidth=1.5, **looks[name])
@@ -175,8 +175,8 @@ def _accuracy_range(panels: Mapping[str, Mapping[str, ScalingCurve]]) -> tuple[f
     """The range from a little below the lowest target to the best accuracy."""
     curves = [curve for curves in panels.values() for curve in curves.values()]
     shown = [value for curve in curves for value in curve.accuracies if math.isfinite(value)]
-    target = min(curve.target for curve in curves)
     best = max(shown, default=100.0)
+    target = min((one.target for one in curves if one.target is not None), default=best / 2)
     if best <= target:
         # No training reached the target, so the range shows the beginning.
         return 0.0, 1.05 * target

@@ -128,7 +128,7 @@ class DividedModel:
         buffers.load(self.stages[stage])
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReplicaShare:
     """Who shares a loader out: replicas, which get equally many batches."""
 
