@@ -61,8 +61,9 @@ BUDGETS = {
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    # Batches, momenta, decays and groups among the candidates; goodput, and checkpoints.
-    "plan/advise": 2240,
+    # Batches, momenta, decays and groups among the candidates.
+    # Goodput, and the advice on checkpoints.
+    "plan/advise": 2230,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -78,6 +79,7 @@ BUDGETS = {
     "real/faults": 670,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
+    # Islands over which PyTorch shards a model.
     # Islands over which PyTorch shards a model. What servers with standbys refuse.
     "real/join": 4360,
     # Islands, and loops whose replicas are stages of several processes.
@@ -101,7 +103,8 @@ BUDGETS = {
     "real/transports/torch": 2730,
     "report": 60,
     "report/exporters": 610,
-    # And the lineage of a population; what faults have cost.
+    # And the lineage of a population.
+    # What faults have cost.
     "report/page": 2500,
     # And models divided over machines.
     "report/pictures": 1350,
@@ -116,8 +119,9 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    # What it refuses: teachers, and tuning of optimisers; standbys of servers.
+    # What it refuses: teachers, and tuning of optimisers.
     # Sentences where there were tracebacks.
+    # What scripts refuse in virtual time: standbys of servers.
     "sim/script": 1730,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,

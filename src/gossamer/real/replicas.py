@@ -93,8 +93,8 @@ class PublishedReplica:
     ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
             # A version that was lost with a server is not older than what its standby has.
-            missed = max(0, self.version - version)
-            self._on_stale(missed + self.late, time.monotonic_ns())
+            age = max(0, self.version - version) + self.late
+            self._on_stale(age, time.monotonic_ns())
         self._descend(gradient, at, share)
 
     def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
