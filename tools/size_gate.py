@@ -28,7 +28,8 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3420,
+    # Workers that attach.
+    "commands": 3450,
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
     # And lines between models.
@@ -76,20 +77,24 @@ BUDGETS = {
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,
-    "real/faults": 670,
+    # Partitions and drops.
+    "real/faults": 720,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
     # Islands over which PyTorch shards a model. What servers with standbys refuse.
-    "real/join": 4360,
+    "real/join": 4400,
     # Islands, and loops whose replicas are stages of several processes.
     "real/join/divided": 450,
     # New: losses and predictions that methods compare.
     "real/join/learning": 130,
     # New: scaled rates, and BatchNorm over the batches of all workers.
     "real/join/scaling": 160,
+    # New: workers that come to a loop during the run.
+    "real/join/elastic": 300,
     "real/join/virtual": 850,
-    "real/launch": 1910,
+    # Elastic runs: workers that come back, and launchers that attach.
+    "real/launch": 2400,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.

@@ -83,12 +83,17 @@ class Membership:
         """How often the member has joined again."""
         return self._lives.get(rank, 0)
 
-    def joined(self, rank: int) -> bool:
-        """A new member takes part, or one that had left or died comes back."""
-        if self._states.get(rank) is MemberState.TRAINING:
+    def joined(self, rank: int, life: int | None = None) -> bool:
+        """A new member takes part, or one that had left or died comes back. `life` says which of
+        its lives begins, if not the next one."""
+        if life is None:
+            if self._states.get(rank) is MemberState.TRAINING:
+                return False
+            life = self.life_of(rank) + 1 if rank in self._states else 0
+        elif life <= self.life_of(rank):
             return False
-        if rank in self._states:
-            self._lives[rank] = self.life_of(rank) + 1
+        if life:
+            self._lives[rank] = life
         self.left = {other: steps for other, steps in self.left.items() if other != rank}
         return self._move(rank, MemberState.TRAINING)
 

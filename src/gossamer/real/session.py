@@ -95,6 +95,7 @@ class Session:
         self.addresses = self._found_addresses(layout)
         self.router = Router(transport, self.addresses, self.driver)
         self.router.on_lost = lambda process: observer.lost(process, time.monotonic_ns())
+        self.router.on_joined = lambda rank: observer.joined(rank, time.monotonic_ns())
         observer.callbacks.on_failure = self.driver.fail
         factor = own_fault_plan().slow_factor(self.rank)
         self.slowness = Slowness(factor, self.driver.check) if factor != 1.0 else None
@@ -123,6 +124,22 @@ class Session:
     def first(self) -> int:
         """The process with whose model this one begins."""
         return 0
+
+    @property
+    def present(self) -> int:
+        """How many workers there are; of an elastic run, how many take part now."""
+        is_elastic = bool(self.transport.absent or self.transport.life)
+        return len(self.router.members.training) if is_elastic else self.size
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether this process comes to a run that others have begun."""
+        return self.transport.life > 0
+
+    @property
+    def beginners(self) -> Sequence[int]:
+        """The processes that begin together."""
+        return sorted(frozenset(range(self.size)) - self.transport.absent)
 
     @property
     def is_lowest(self) -> bool:

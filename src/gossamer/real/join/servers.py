@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -186,11 +186,15 @@ def _idle() -> torch.optim.Optimizer:
 
 
 def packed_state(replica: LoopReplica) -> Tensor:
-    """A replica's optimiser as bytes: a head in JSON with the numbers of each parameter by name,
-    then the tensors."""
+    """A replica's optimiser as bytes: what it remembers of each parameter by name."""
+    return packed(replica.optimiser_states())
+
+
+def packed(states: Iterable[tuple[str, Mapping[str, Any]]]) -> Tensor:
+    """Named states as bytes: a head in JSON with their numbers, then the tensors."""
     head: dict[str, dict[str, Any]] = {}
     tensors: list[Tensor] = []
-    for name, state in replica.optimiser_states():
+    for name, state in states:
         row = head.setdefault(name, {})
         for key, value in state.items():
             if isinstance(value, Tensor):
@@ -205,7 +209,7 @@ def packed_state(replica: LoopReplica) -> Tensor:
 
 
 def unpacked_state(packed: Tensor) -> dict[str, dict[str, Any]]:
-    """The inverse of `packed_state`."""
+    """The inverse of `packed`."""
     at = _LENGTH + int.from_bytes(packed[:_LENGTH].numpy().tobytes(), "little")
     head: dict[str, dict[str, Any]] = json.loads(packed[_LENGTH:at].numpy().tobytes())
     for row in head.values():
@@ -216,6 +220,18 @@ def unpacked_state(packed: Tensor) -> dict[str, dict[str, Any]]:
                 row[key] = packed[at:end].clone().view(dtype).view(shape)
                 at = end
     return head
+
+
+def put_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], given: Tensor
+) -> None:
+    """Let an optimiser remember what was packed elsewhere."""
+    for name, state in unpacked_state(given).items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            key: value.to(parameter.device) if isinstance(value, Tensor) and value.dim() else value
+            for key, value in state.items()
+        }
 
 
 class ServerState:
@@ -263,15 +279,8 @@ class ServerState:
         addresses, router = self._session.addresses, self._session.router
         for server in self._servers:
             end = addresses.acting(server, router.live)
-            packed = router.ask(addresses.process_of(end), f"optimiser {end}", "output")
-            for name, state in unpacked_state(packed).items():
-                parameter = self._parameters[name]
-                self._optimizer.state[parameter] = {
-                    key: value.to(parameter.device)
-                    if isinstance(value, Tensor) and value.dim()
-                    else value
-                    for key, value in state.items()
-                }
+            given = router.ask(addresses.process_of(end), f"optimiser {end}", "output")
+            put_state(self._optimizer, self._parameters, given)
 
     def end(self) -> None:
         for hook in self._hooks:

@@ -24,7 +24,8 @@ from gossamer.observe.callbacks import Callback
 from gossamer.own_code import absolute, check_main_guard
 from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.launch.environment import LAUNCHERS, number_of_workers
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.real.train.checkpoint import Every
 from gossamer.real.train.other_launcher import launcher_job, meet
 from gossamer.real.train.progress import RunListener, TrainingProgress
