@@ -3,6 +3,7 @@
     python benchmarks/hardware.py measure --device cuda --out steps.json     # H200: under 3 minutes
     python benchmarks/hardware.py measure --device cpu --out steps.json
     python benchmarks/hardware.py compare steps.json --hardware h200
+    python benchmarks/hardware.py probe --hardware cpu-core            # a CPU, by gossamer probe
 
 A step is forward, backward and the optimiser, eager. fp32 switches TF32 off, tf32 switches it on,
 bf16 runs forward under autocast. Each model is a task, too: gossamer probe --task
@@ -299,6 +300,30 @@ def compare(path: Path, hardware: str) -> int:
     return 0
 
 
+def probed(names: list[str], hardware: str, seconds: float) -> int:
+    """Print what `gossamer probe` measures of a gradient on this CPU, beside the estimate."""
+    import gossamer
+    from gossamer.plan.hardware.device import find_device
+    from gossamer.plan.hardware.estimate import estimate
+
+    device = find_device(hardware)
+    print("| model | batch | gradient, probed ms | estimated ms | error |\n|---|---|---|---|---|")
+    for name in names:
+        batch = BATCHES["cpu"][name][0]
+        task = f"{Path(__file__).resolve()}:{name}"
+        found = gossamer.probe(
+            task, 1, batch=batch, seconds=seconds / len(names), threads=CPU_THREADS, progress=False
+        )
+        took = found.cluster.compute.mean_seconds(batch)
+        needs = estimate(MODELS[name](), device, batch=batch).time.gradient_s
+        print(
+            f"| {name} | {batch} | {1e3 * took:.3f} | {1e3 * needs:.3f} "
+            f"| {100 * (needs / took - 1):+.0f} % |",
+            flush=True,
+        )
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -310,7 +335,13 @@ def main() -> int:
     comparing = commands.add_parser("compare")
     comparing.add_argument("path", type=Path)
     comparing.add_argument("--hardware", default="cpu-core")
+    probing = commands.add_parser("probe")
+    probing.add_argument("--hardware", default="cpu-core")
+    probing.add_argument("--models", default=",".join(MODELS))
+    probing.add_argument("--seconds", type=float, default=100.0)
     given = parser.parse_args()
+    if given.command == "probe":
+        return probed(given.models.split(","), given.hardware, given.seconds)
     if given.command == "compare":
         return compare(given.path, given.hardware)
     measure(torch.device(given.device), given.models.split(","), given.seconds, given.out)

@@ -2,6 +2,10 @@
 
     sudo .venv/bin/python benchmarks/reality.py            about ten minutes
     ... --write docs/benchmarks/reality.json               keeps the figures, with a table beside
+    ... --transformer --data tinyshakespeare --write docs/benchmarks/reality-bits.json
+        a character transformer of 0.2 million parameters on a link of 20 Mbit/s, with whole and
+        with compressed exchanges: as many bits of model to a bit of link as ten million parameters
+        have on 1 Gbit/s
 
 Four hosts (network namespaces, see namespaces.py) on links of limited rate hold one worker each.
 What the simulator is told is measured without any method: the time of a gradient, its jitter and
@@ -37,7 +41,7 @@ import torch
 from figures import tell
 from namespaces import Hosts, hosts, why_not
 
-from gossamer import Cluster, make_task, simulate
+from gossamer import Cluster, Task, make_task, simulate
 from gossamer.config.cluster import Compute, Wires
 from gossamer.config.faults import parse_fault
 from gossamer.config.settings import Settings, make_settings
@@ -55,6 +59,10 @@ METHODS = (
     "local_sgd:period=4",
 )
 CASES = {"equal workers": "", "one slow": "0=4"}
+TRANSFORMER = "shakespeare-gpt:layers=4"
+FEWER_BITS = (
+    "all_reduce", "all_reduce+powersgd:rank=2", "local_sgd:period=10", "diloco:period=10+int4",
+)  # fmt: skip
 SEEDS = 5
 """Of the simulation; their mean is the prediction."""
 LIMIT_S = 240
@@ -72,6 +80,12 @@ class Plan:
     batch: int
     epochs: float
     rounds: int
+    task: str = TASK
+    data: str | None = None
+    cases: tuple[str, ...] = tuple(CASES)
+
+    def load(self) -> Task:
+        return make_task(self.task, data=Path(self.data) if self.data else None)
 
 
 # ---------------------------------------------------------------------------------- reality
@@ -80,8 +94,9 @@ class Plan:
 def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict[str, Any]:
     """One run on all hosts; its time per epoch and what became of the time."""
     settings = make_settings(
-        TASK, method, Cluster(workers=WORKERS), batch=plan.batch, epochs=plan.epochs, evaluations=1
-    )
+        plan.load(), method, Cluster(workers=WORKERS), batch=plan.batch, epochs=plan.epochs,
+        evaluations=1,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="gossamer-reality-") as name:
         folder = Path(name)
         request = TrainRequest(settings, folder).to_json()
@@ -187,7 +202,7 @@ def describe(link: dict[str, float], alone: dict[str, Any]) -> Cluster:
 def predict(cluster: Cluster, plan: Plan, method: str, slow: str) -> float:
     """Seconds per epoch in virtual time."""
     faults = [parse_fault("slow", slow)] if slow else []
-    task, found = make_task(TASK), list[float]()
+    task, found = plan.load(), list[float]()
     for seed in range(SEEDS):
         run = simulate(
             task, method, cluster.changed(faults=faults), seed=seed, engine="none",
@@ -202,7 +217,9 @@ def predict(cluster: Cluster, plan: Plan, method: str, slow: str) -> float:
 
 def compare(made: Hosts, plan: Plan, methods: tuple[str, ...]) -> dict[str, Any]:
     ports = iter(range(29400, 29999))
-    parameters = sum(p.numel() for p in make_task(TASK).make_model().parameters())
+    task = plan.load()
+    parameters = sum(p.numel() for p in task.make_model().parameters())
+    steps = len(task.train) / plan.batch / WORKERS
     link = measure_link(made)
     exchange = measure_exchange(made, plan, 4 * parameters, link["bandwidth"])
     alone = run_real(made, plan, "ensemble", "", next(ports))
@@ -211,7 +228,8 @@ def compare(made: Hosts, plan: Plan, methods: tuple[str, ...]) -> dict[str, Any]
           f"{1e3 * alone['gradient_seconds']:.1f} ms, jitter {alone['jitter']:.3f}, "
           f"else {1e3 * alone['other_seconds']:.2f} ms", flush=True)  # fmt: skip
     rows: list[dict[str, Any]] = []
-    for case, slow in CASES.items():
+    for case in plan.cases:
+        slow = CASES[case]
         for method in methods:
             predicted = predict(cluster, plan, method, slow)
             runs = [run_real(made, plan, method, slow, next(ports)) for _ in range(plan.rounds)]
@@ -220,16 +238,44 @@ def compare(made: Hosts, plan: Plan, methods: tuple[str, ...]) -> dict[str, Any]
                 "method": method.partition(":")[0], "spec": method, "case": case,
                 "predicted_seconds": predicted, "measured_seconds": measured,
                 "error": predicted / measured - 1, "runs": runs,
+                "predicted_step": predicted / steps, "measured_step": measured / steps,
             }  # fmt: skip
             rows.append(row)
-            print(f"{case:14} {row['method']:12} predicted {predicted:6.2f} s  measured "
+            print(f"{case:14} {method:26} predicted {predicted:6.2f} s  measured "
                   f"{measured:6.2f} s  error {100 * row['error']:+5.1f} %", flush=True)  # fmt: skip
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
-        "plan": dataclasses.asdict(plan), "task": TASK, "model_bytes": 4 * parameters,
-        "link": link, "exchange": exchange, "alone": alone, "cluster": cluster.as_dict(),
-        "rows": rows,
+        "plan": dataclasses.asdict(plan), "task": plan.task, "model_bytes": 4 * parameters,
+        "steps_of_an_epoch": steps, "link": link, "exchange": exchange, "alone": alone,
+        "cluster": cluster.as_dict(), "rows": rows,
     }  # fmt: skip
+
+
+def as_markdown_of_steps(found: dict[str, Any]) -> str:
+    """Milliseconds of a step, and whether the order is the predicted one."""
+    plan, link, alone, rows = (found[key] for key in ("plan", "link", "alone", "rows"))
+    lines = [
+        f"{WORKERS} hosts, links of {plan['mbit']:g} Mbit/s ({link['bandwidth'] / 1e6:.2f} MB/s "
+        f"measured). Task `{found['task']}`, {found['model_bytes'] / 4e6:.2f} million parameters, "
+        f"batch {plan['batch']}; a gradient takes {1e3 * alone['gradient_seconds']:.0f} ms, most "
+        f"of which is a sleep, and what lies between two {1e3 * alone['other_seconds']:.1f} ms. "
+        f"{plan['epochs'] * found['steps_of_an_epoch']:.0f} steps a worker, "
+        f"{plan['rounds']} runs of each.",
+        "", "| | ms a step: predicted | measured | error |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for row in rows:
+        lines.append(
+            f"| `{row['spec']}` | {1e3 * row['predicted_step']:.0f} | "
+            f"{1e3 * row['measured_step']:.0f} | {100 * row['error']:+.0f} % |"
+        )
+    predicted, measured = (
+        [row["spec"] for row in sorted(rows, key=lambda row: row[key])]
+        for key in ("predicted_step", "measured_step")
+    )
+    holds = "is the predicted one" if predicted == measured else "is not the predicted one"
+    order = " < ".join(f"`{name}`" for name in measured)
+    return "\n".join([*lines, "", f"The order {holds}: {order}.", "",
+                      f"Machine: {found['machine']}.", ""])  # fmt: skip
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -282,7 +328,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--transformer", action="store_true", help="the task with fewer bits")
+    parser.add_argument("--data", help="where the text of --transformer is")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
@@ -292,9 +340,18 @@ def main() -> None:
         arguments.mbit, arguments.seconds, arguments.jitter, arguments.batch, arguments.epochs,
         arguments.rounds,
     )  # fmt: skip
+    usual, shown = METHODS, as_markdown
+    if arguments.transformer:
+        if not arguments.data:
+            parser.error("--transformer needs --data, the folder of input.txt")
+        plan = dataclasses.replace(
+            plan, mbit=20.0, seconds=0.25, batch=4, epochs=0.04, task=TRANSFORMER,
+            data=str(Path(arguments.data).resolve()), cases=("equal workers",),
+        )  # fmt: skip
+        usual, shown = FEWER_BITS, as_markdown_of_steps
     with hosts(WORKERS, plan.mbit) as made:
-        found = compare(made, plan, tuple(arguments.methods))
-    tell(found, as_markdown, arguments)
+        found = compare(made, plan, tuple(arguments.methods or usual))
+    tell(found, shown, arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Where the answer turns: bandwidth, number of workers, batch; closed forms beside simulation.
 
     python benchmarks/turning_points.py --write docs/benchmarks/turning-points.json   # half an hour
+    python benchmarks/turning_points.py --only batch --write docs/benchmarks/turning-points.json
     python benchmarks/turning_points.py --read docs/benchmarks/turning-points.json    # its table
+
+With `--only` the other rows of the file stay as they are.
 
 For each question two methods of which one is right at one end and the other at the other end:
 
@@ -213,16 +216,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--read", type=Path)
+    parser.add_argument("--only", choices=[question.axis for question in QUESTIONS])
     asked: Any = parser.parse_args()
     if asked.read:
         print(table(json.loads(asked.read.read_text())))
         return
-    found: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
+    if asked.only and asked.write and asked.write.exists():
+        found = {one["axis"]: one for one in json.loads(asked.write.read_text())}
     for question in QUESTIONS:
-        found.append(answered(question))
-        if asked.write:
-            asked.write.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+        if asked.only in (None, question.axis):
+            found[question.axis] = answered(question)
+            if asked.write:
+                asked.write.write_text(json.dumps(list(found.values()), indent=1) + "\n")
+    print(table(list(found.values())))
 
 
 if __name__ == "__main__":

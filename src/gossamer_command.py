@@ -5,6 +5,7 @@ Ctrl-C while PyTorch is being imported would else be a traceback, out of whateve
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -31,8 +32,12 @@ def _main() -> None:
         signal.signal(signal.SIGINT, _leave)
     if _has_jobs(sys.argv[1:]):
         _begun.append(_begin())
+    # What is imported stays, and to go through it in search of garbage takes a sixth of a second.
+    gc.disable()
     from gossamer.commands.cli import main as command
 
+    gc.freeze()
+    gc.enable()
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     command(*_begun)

@@ -34,7 +34,7 @@ def held_copies(simulation: Simulation, *, every: int = 3) -> float:
     def evaluated(points: Tensor, *rest: Tensor) -> Evaluated:
         found = evaluate(points, *rest)
         # One row more than asked for, so that no gradient alone has the size of a model.
-        rows = found.gradients.new_empty((len(points) + 1, points.shape[1]))
+        rows = found.gradients.new_empty((len(points) + 1, found.gradients.shape[1]))
         rows[:-1] = found.gradients
         return Evaluated(rows[:-1], found.losses, found.buffers)
 

@@ -28,12 +28,15 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    # Workers that attach.
-    "commands": 3330,
-    "commands/studies": 1370,
+    "commands": 3420,
+    # And time to a target against bandwidth.
+    # Late stages in the laboratory.
+    # And lines between models.
+    # Tables of many small trainings, and several seeds of a cell.
+    "commands/studies": 2040,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
-    "commands/work": 3300,
+    "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
     "config": 1560,
@@ -41,22 +44,24 @@ BUDGETS = {
     "consolidate": 800,
     "commands/models": 350,
     # New: compressors of what is exchanged, and the worker that uses them below every method.
-    "compression": 1900,
+    # And averages of models that are rounded in pairs.
+    "compression": 2160,
     # The laws of outer loops, in a file of their own.
     "contract": 960,
     "integrations": 410,
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    # The noise scale of gradients.
-    "observe": 1120,
+    # The noise scale of gradients, and who descends from whom.
+    "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    "plan/advise": 1900,
+    # Batches, momenta, decays and groups among the candidates.
+    "plan/advise": 2050,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -68,7 +73,8 @@ BUDGETS = {
     "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
-    "real": 2110,
+    # Workers that take part only when they have a model.
+    "real": 2150,
     # Partitions and drops.
     "real/faults": 720,
     # New: checkpoints of a loop in two lines of it.
@@ -76,14 +82,21 @@ BUDGETS = {
     # Islands over which PyTorch shards a model.
     # New: workers that come to a loop during the run.
     "real/join/elastic": 300,
-    "real/join": 4260,
+    "real/join": 4390,
+    # Islands, and loops whose replicas are stages of several processes.
+    "real/join/divided": 450,
+    # New: losses and predictions that methods compare.
+    "real/join/learning": 130,
+    # New: scaled rates, and BatchNorm over the batches of all workers.
+    "real/join/scaling": 160,
     "real/join/virtual": 850,
     # Elastic runs: workers that come back, and launchers that attach.
     "real/launch": 2400,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.
-    "real/train": 2950,
+    # Batches that grow, agreed on where the noise of gradients decides.
+    "real/train": 3050,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -91,7 +104,8 @@ BUDGETS = {
     "real/transports/torch": 2730,
     "report": 60,
     "report/exporters": 610,
-    "report/page": 2340,
+    # And the lineage of a population.
+    "report/page": 2400,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
@@ -103,7 +117,9 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    "sim/script": 1620,
+    # What it refuses: teachers, and tuning of optimisers.
+    # Sentences where there were tracebacks.
+    "sim/script": 1710,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
@@ -111,7 +127,11 @@ BUDGETS = {
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
-    "studies/lab": 1830,
+    # And time to a target against bandwidth.
+    # Edges of stability of late stages, and the runs beside them.
+    "studies/lab": 2670,
+    # New: the map of what the papers have; its table is a file of data.
+    "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
@@ -119,9 +139,17 @@ BUDGETS = {
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
-    "tasks": 3060,
+    # And what teachers predict.
+    # VGG, dropout of the transformer, losses that are trained and not judged by.
+    "tasks": 3300,
+    # New: bits of displacements, and error against bytes.
+    "studies/reproductions/compressed": 460,
+    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
+    "tasks/published": 760,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
+    # New: tables of small trainings with three seeds each.
+    "studies/reproductions/repeated": 970,
 }
 ENTRY_POINTS = {
     "__main__",

@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import ConfigurationError, PeerLost, RunOver
 from gossamer.pending import Pending
 from gossamer.replica import Fragment, Replica
-from gossamer.worker import Gradient, Message, Tag, Worker
+from gossamer.worker import Gradient, Lesson, Message, Tag, Worker
 
 Role = Callable[..., Coroutine[Any, Any, None]]
 Groups = tuple[tuple[int, ...], ...]
@@ -125,13 +125,14 @@ async def _follow(
     group = grouping.group
     while True:
         try:
-            point = await w.broadcast(None, root=group[0], over=group)
+            whole = await w.broadcast(None, root=group[0], over=group)
         except PeerLost:
             break
-        if point.numel() == 0:
+        if whole.numel() == 0:
             return
+        point, lesson = Lesson.apart(whole, w.layout.total)
         x.assign_(point)
-        await w.all_reduce(await w.gradient(point), over=group)
+        await w.all_reduce(await w.gradient(point, lesson=lesson), over=group)
     lost = grouping.lost(w.live)
     if on_orphaned is None:
         raise lost
@@ -195,8 +196,10 @@ class WorkerAmong:
     def clients(self) -> frozenset[int]:
         return self._among(self._inner.clients)
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
-        return self._inner.gradient(at, batch)
+    def gradient(
+        self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
+    ) -> Gradient:
+        return self._inner.gradient(at, batch, lesson=lesson)
 
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
         return self._inner.send(self._address(to), payload, tag=tag)
@@ -261,16 +264,20 @@ class GroupLeader(WorkerAmong):
         self._begin: Begin = begin or (lambda task, gradient: inner.start(task))
         self._group = groups[number]
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
-        gradient = Gradient("gradient")
+    def gradient(
+        self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
+    ) -> Gradient:
+        gradient = Gradient()
         point = at if isinstance(at, Tensor) else at.snapshot()
+        whole = point if lesson is None else lesson.beside(point)
 
         async def collect() -> None:
             w = self._inner
             try:
-                own = w.gradient(point, batch)
-                sent = w.broadcast(point, root=w.rank, over=self._group)
+                own = w.gradient(point, batch, lesson=lesson)
+                sent = w.broadcast(whole, root=w.rank, over=self._group)
                 mine = await own
+                gradient.loss = own.loss
             except RunOver as over:
                 gradient.fail(over)
                 return

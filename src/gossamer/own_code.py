@@ -248,7 +248,8 @@ def calling_place() -> str:
 
 def _is_library(file: str) -> bool:
     is_installed = any(site in file for site in _SITES)
-    return is_installed or file.startswith((_PACKAGE, "<frozen", *_LIBRARIES))
+    # What dataclasses write for their classes comes from "<string>".
+    return is_installed or file.startswith((_PACKAGE, "<frozen", "<string>", *_LIBRARIES))
 
 
 def shown(file: str) -> str:

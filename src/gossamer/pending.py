@@ -19,6 +19,15 @@ V = TypeVar("V")
 _OPEN, _RESOLVED, _FAILED, _CANCELLED = range(4)
 
 
+def check_awaited(found: object, whose: str) -> None:
+    """Refuse what a coroutine awaits that is no operation of a `Worker`, such as asyncio's."""
+    if not isinstance(found, Pending):
+        raise ProtocolError(
+            f"{whose} awaited {found!r}: not a Worker's word; await what w.gradient, w.read and "
+            "the other words return"
+        )
+
+
 class Pending(Generic[T]):
     """The result of an operation that has been started and may not have finished yet."""
 

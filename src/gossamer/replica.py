@@ -6,7 +6,8 @@ parameters; it calls the replica, whose operations are atomic in every world.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -18,6 +19,17 @@ from gossamer.errors import ConfigurationError
 
 OF_RUN = "run "
 """How names in a replica's memory begin that belong to the run and not to the method."""
+
+
+SCORE = "score"
+"""Under this name a replica's memory has what its worker's model is worth, less being better, where
+the output is the best worker's."""
+
+
+def score_of(memory: Mapping[str, Tensor]) -> float:
+    """What a worker's model is worth; infinite where nobody has measured it."""
+    score = memory.get(SCORE)
+    return math.inf if score is None or score.is_meta else float(score)
 
 
 def forget(memory: dict[str, Tensor]) -> None:
@@ -100,6 +112,17 @@ class Replica(Protocol):
 
     def reset_optimiser_(self) -> None:
         """Forget momentum and moments, as at the start of a run."""
+        ...
+
+    @property
+    def tunable(self) -> tuple[str, ...]:
+        """The hyper-parameters that `tune_` can change: the learning rate, and numbers of the
+        optimiser and of the schedule."""
+        ...
+
+    def tune_(self, factors: Mapping[str, float]) -> None:
+        """From now on each of these is what was asked for times its factor; of a share below 1,
+        such as a momentum, its distance from 1 is."""
         ...
 
 

@@ -12,9 +12,10 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from gossamer.errors import ProtocolError
+from gossamer.errors import ConfigurationError, ProtocolError
 from gossamer.payload import payload
 from gossamer.pending import Pending
 from gossamer.replica import Fragment, Layout, Replica
@@ -47,12 +48,41 @@ class Message:
 class Gradient(Pending[Tensor]):
     """A started gradient. Its parts become available during the backward pass."""
 
-    __slots__ = ()
+    __slots__ = ("loss",)
+
+    def __init__(self, label: str = "gradient", peer: int | None = None) -> None:
+        super().__init__(label, peer)
+        self.loss: Tensor | None = None
+        """The loss of its batch, once it is there; None where none is computed."""
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
         """The pieces of the flat gradient in the order in which backward finishes them: last layer
         first. By default the gradient is one piece."""
         return [self]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Other models whose predictions for its own batch a worker learns, beside the labels: `weight`
+    times the loss against the mean of their predictions is added to its loss."""
+
+    teachers: Sequence[Tensor]
+    """Their parameters as flat vectors."""
+    weight: float | Tensor
+
+    def beside(self, point: Tensor) -> Tensor:
+        """One vector that holds the point, the weight and the teachers, in this order."""
+        weight = torch.as_tensor(self.weight, dtype=point.dtype, device=point.device).reshape(1)
+        return torch.cat([point, weight, *self.teachers])
+
+    @staticmethod
+    def apart(whole: Tensor, size: int) -> tuple[Tensor, Lesson | None]:
+        """The point of such a vector, whose length is known, and the lesson; None if it holds the
+        point alone."""
+        if whole.numel() == size:
+            return whole, None
+        rest = whole[size:].detach()
+        return whole[:size], Lesson(rest[1:].split(size), rest[0])
 
 
 _MOST_IDLE_STEPS = 1000
@@ -64,6 +94,15 @@ def check_idle(rank: int, steps: int) -> None:
         raise ProtocolError(
             f"worker {rank} made {steps} steps without asking for a gradient; put `await "
             "w.gradient(x)` into the loop over w.steps()"
+        )
+
+
+def check_lesson(*, is_divided: bool) -> None:
+    """Refuse a lesson where no machine holds a whole model that could predict."""
+    if is_divided:
+        raise ConfigurationError(
+            "teachers predict with whole models, and here each machine holds a part of one; leave "
+            "out stages= and tensor=, or use another method"
         )
 
 
@@ -136,8 +175,11 @@ class Worker(Protocol):
         """0, 1, 2, ... until all workers together have processed the run's samples."""
         ...
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
-        """The gradient of the loss of the next batch. Its point is read now."""
+    def gradient(
+        self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
+    ) -> Gradient:
+        """The gradient of the loss of the next batch, with a lesson of what other models predict
+        for it, too. Its point is read now."""
         ...
 
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:

@@ -53,6 +53,8 @@ def raises(): return Task.of(Net, LOSS, open("nowhere.pt"))
 def by_name(): return Task.of(Net, LOSS, {"pixels": PAIR[0], "labels": PAIR[1]})
 def surprise(out, y): return nn.functional.cross_entropy(out, y, reduction="none").exp()
 def judged(): return Task.of(Net, LOSS, PAIR, PAIR, metric=surprise, better="low")
+def up(): return Task.of(Net, LOSS, PAIR, metric=surprise, better="up")
+def a(): return Task.of(Net, LOSS, PAIR, batch=0)
 number = 3
 """
 METHODS = """
@@ -91,6 +93,13 @@ async def shorter(w, x):
     for _ in w.steps():
         gradient = await w.gradient(x)
         x.descend_(gradient[:-1])
+
+@gossamer.method(keeps_mean=True, waits_for="nobody", models_per_step=0)
+async def foreign(w, x):
+    import asyncio
+    for _ in w.steps():
+        await asyncio.sleep(0)
+        x.descend_(await w.gradient(x))
 
 async def bare(w, x):
     pass
@@ -132,6 +141,9 @@ BAD_TASKS = {
     "tasks.py:raises": "task tasks.py:raises: tasks.py, line {def raises}: FileNotFoundError",
     "tasks.py:by_name": "tasks.py, line {class Net}) takes x, and the task gives it 'pixels'",
     "tasks.py:third": "tasks.py, line {raise ValueError}: ValueError: in the third batch",
+    # Neither a place in what dataclasses generate, nor a picture in the place of ":a:".
+    "tasks.py:up": "task tasks.py:up: tasks.py, line {def up}: metric surprise: better must be",
+    "tasks.py:a": "task tasks.py:a: tasks.py, line {def a(}: batch must be a finite number above 0",
     "broken.py:task": "task file broken.py: broken.py, line 3: invalid syntax in '3,,'",
     "failing.py:task": "failing.py, line 3: NameError: name 'unheard_of' is not defined",
     "no.such.module:task": "task module 'no.such.module' was not found",
@@ -143,6 +155,7 @@ BAD_METHODS = {
     "methods.py:early": "early (methods.py, line {async def early}-1): no worker asked for a",
     "methods.py:raises": "methods.py, line {raise KeyError}: KeyError: 'at the third step'",
     "methods.py:shorter": "descend_ was given a gradient of shape",
+    "methods.py:foreign": "awaited None: not a Worker's word; await what w.gradient",
     "methods.py:alone:bta=1": "unknown alone option 'bta'; did you mean 'beta'?",
     "methods.py:alone:beta=much": "alone: beta must be a number, got 'much'",
 }
@@ -241,6 +254,7 @@ def test_real_workers_import_own_tasks_and_methods() -> None:
             "line {raise KeyError}: KeyError: 'at the third",
             marks=wide,
         ),
+        pytest.param("tasks.py:good", "methods.py:foreign", "not a Worker's word", marks=wide),
         pytest.param(
             "tasks.py:good", "methods.py:lazy", "without asking for a gradient", marks=wide
         ),

@@ -20,7 +20,8 @@ LAYOUT = Layout.of([
     ("kernel", torch.zeros(6, 3, 5, 5)), ("scale", torch.zeros(7)),
 ])  # fmt: skip
 VARIANTS = (
-    *COMPRESSORS, "int8:block=7", "topk:scope=global,share=0.1", "topk:scope=tensor,bits=2",
+    *COMPRESSORS, "int8:block=7", "int2:block=16", "topk:scope=global,share=0.1",
+    "topk:scope=tensor,bits=2",
     "topk:chunk=64,share=0.05,bits=8", "topk:bits=16", "topk:bits=4,share=0.3", "powersgd:rank=1",
     "powersgd:least_rate=0", "qsgd:levels=1", "qsgd:levels=100,bucket=64", "terngrad:clip=0",
     "dgc:warm_up=0", "randk:share=0.5", "threshold:factor=1",

@@ -114,6 +114,32 @@ def test_a_slow_encoder_loses_where_it_is_slow() -> None:
     assert seconds("all_reduce+topk", 1e6, 1000.0) < 0.5 * seconds("all_reduce", 1e6, 0.0)
 
 
+# ---------------------------------------------------------------------- averages in pairs
+
+
+@pytest.mark.parametrize(
+    ("name", "floor"),
+    only([("bf16", 2**-7)], [("bf16", 2**-7), ("fp16", 2**-10), ("int8", 1 / 127)]),
+)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_pairs_keep_the_sum_and_come_as_near_as_rounding_allows(
+    name: str, floor: float, workers: int
+) -> None:
+    """Half of the decoded theirs minus the decoded own is added at one end and taken at the other,
+    so the sum stays. Two models end at most one rounding step of the largest number apart, more
+    models two; without rounding they would end at the same bits."""
+    run = build(pieces(30, 20, 10), f"ad_psgd+{name}", cluster_of(workers), steps=60, engine="none")
+    scatter(run)
+    before = rows(run).clone()
+    run.run()
+    after = rows(run)
+    assert torch.allclose(after.sum(0), before.sum(0), atol=1e-5)
+    apart = float((after.max(0).values - after.min(0).values).max())
+    largest = float(before.abs().max())
+    assert 0 < apart <= (1 if workers == 2 else 2) * floor * largest
+    assert apart < 0.02 * float((before.max(0).values - before.min(0).values).max())
+
+
 # ---------------------------------------------------------------------- what is kept
 
 
@@ -181,7 +207,8 @@ def test_a_plus_that_names_no_compressor_is_part_of_a_value() -> None:
         ("all_reduce+powersgd:rnk=2", "did you mean 'rank'"),
         ("all_reduce+topk+sign", "all_reduce can have one compressor, got topk+sign"),
         ("d_psgd+topk", "d_psgd cannot use topk: it sends whole models"),
-        ("ad_psgd+bf16", "ad_psgd cannot use bf16: it sends whole models"),
+        ("ad_psgd+topk", "ad_psgd cannot use topk: it sends whole models, of which that would"),
+        ("ad_psgd+bf16:feedback=true", "a model is no part of a sum that could be paid later"),
         ("hogwild+sign", "hogwild cannot use sign: it reads and adds to memory"),
         ("ensemble+sign", "ensemble cannot use sign: it exchanges nothing"),
         ("diloco+dgc", "diloco cannot use dgc: it corrects the momentum of gradients"),

@@ -30,7 +30,7 @@ def test_swa_is_the_mean_of_the_output_models_of_all_evaluations_from_its_share_
     simulation = Simulation(
         settings_of(),
         on_row=lambda row: seen.append(
-            simulation._evaluator.output_parameters(simulation._held()).clone()
+            simulation._evaluator.output_parameters(simulation.held()).clone()
         ),
     )
     plain_end = plain.run().parameters

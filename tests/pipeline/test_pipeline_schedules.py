@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch.distributed.pipelining import _schedule_visualizer as torch_tables
 
 from gossamer.errors import ConfigurationError
 from gossamer.pipeline.schedule import (
@@ -60,7 +61,7 @@ SIZES = [(2, 4), (4, 8), (3, 3), (1, 5), (8, 16), (5, 10)]
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-@pytest.mark.parametrize(("machines", "many"), [(2, 4), (4, 8), (3, 3), (1, 5), (8, 16), (5, 10)])
+@pytest.mark.parametrize(("machines", "many"), SIZES)
 def test_every_schedule_is_legal(name: str, machines: int, many: int) -> None:
     """Every pass of every chunk and micro-batch once, in an order in which each comes after those
     that it needs."""
@@ -72,6 +73,24 @@ def test_every_schedule_is_legal(name: str, machines: int, many: int) -> None:
         assert done.issuperset(schedule.needs(action))
         done.add(action)
     assert len(done) == sum(map(len, schedule.machines))
+
+
+@pytest.mark.parametrize(("name", "known"), [("gpipe", "GPipe"), ("1f1b", "1F1B")])
+@pytest.mark.parametrize(("machines", "many"), SIZES)
+def test_the_schedules_written_here_are_those_of_torch(
+    name: str, known: str, machines: int, many: int
+) -> None:
+    """Pass by pass; but for the last machine of 1F1B, whose forward passes torch's table numbers
+    from 1."""
+    theirs = [
+        [(one.computation_type.value, one.microbatch_index) for one in actions
+         if one is not None and one.microbatch_index is not None]
+        for actions in torch_tables.get_schedule_ops(known, machines, many)
+    ]  # fmt: skip
+    if name == "1f1b":
+        theirs[-1] = [(kind, at - (kind == "F")) for kind, at in theirs[-1]]
+    ours = make_schedule_of(name, machines, many).machines
+    assert [[(one.kind.value, one.microbatch) for one in own] for own in ours] == theirs
 
 
 def test_a_table_that_waits_in_a_circle_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.config.cluster import Cluster, Compute
+from gossamer.config.cluster import Cluster, Compute, load_cluster
 from gossamer.config.network import Wires
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError
@@ -21,6 +21,7 @@ from gossamer.plan.advise.candidates import (
     kind_of,
     menu_with,
 )
+from gossamer.plan.advise.changes import UNCHANGED, Changes, asked_values, changes_to_try
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Task
 from support import cluster_of, digits
@@ -35,7 +36,7 @@ def base(workers: int = 8, epochs: float = 20.0) -> Settings:
 
 def test_every_method_is_on_the_menu_or_has_a_reason_not_to_be() -> None:
     """A new method must not be forgotten by the advice."""
-    named = {spec.partition(":")[0] for spec in MENU} | NOT_ADVISED.keys()
+    named = {parse_method(spec).name for spec in MENU} | NOT_ADVISED.keys()
     assert named == METHODS.keys()
 
 
@@ -55,6 +56,34 @@ def test_every_row_trains_at_one_of_the_rates(row: str) -> None:
         if reached[-1] >= 0.93:
             break
     assert max(reached) >= 0.93, f"{row} reaches {max(reached):.1%}"
+
+
+def test_batches_in_proportion_to_speed_are_tried_where_they_may_help() -> None:
+    """Workers must differ in speed, and their time must follow the batch; else the reason says what
+    is missing."""
+    balance, slow = "all_reduce:balance=speed", load_cluster("one-slow-of-8")
+    fixed = dataclasses.replace(slow, compute=Compute(0.01))
+    for cluster, reason in (
+        (slow, None),
+        (fixed, "a gradient takes as long here whatever its batch is"),
+        (load_cluster("equal-8"), "all workers are equally fast"),
+    ):
+        found, left_out = candidates(
+            make_settings(digits(), "all_reduce", cluster, epochs=20.0), RATES
+        )
+        assert (balance in {one.method for one in found}) == (reason is None)
+        assert reason is None or left_out[balance].startswith(reason)
+
+
+def test_what_does_not_fit_is_left_out_with_the_difference() -> None:
+    """Where a second copy of the model is too much, the methods that hold none are left."""
+    slow = load_cluster("one-slow-of-8")
+    small = dataclasses.replace(slow, compute=dataclasses.replace(slow.compute, memory=110e3))
+    asked = make_settings(digits(), "all_reduce", small, epochs=20.0)
+    found, left_out = candidates(asked, RATES, ("all_reduce", "d_psgd"))
+    assert "all_reduce" in {one.method for one in found}
+    assert "a worker needs" in left_out["d_psgd"]
+    assert "too few" in left_out["d_psgd"]
 
 
 def test_every_candidate_gets_the_same_rates() -> None:
@@ -159,3 +188,43 @@ def test_a_thin_network_suggests_replicas_of_several_machines() -> None:
     found, _ = candidates(make_settings(wide, "all_reduce", where, batch=32), RATES)
     assert found[0].method.startswith("all_reduce:")
     assert "stages=" in found[0].method or "tensor=" in found[0].method
+
+
+def test_changed_settings_come_after_the_menu_one_and_two_at_a_time() -> None:
+    """What is as it was asked for is no change, and what a method cannot take is left out."""
+    base = make_settings("digits-mlp", "all_reduce", "equal-8", batch=16)
+    asked = asked_values(["batch=8/16", "momentum=0.5", "groups=2,weight_decay=0"], base)
+    tried = changes_to_try(asked, base)
+    assert [str(one) for one in tried] == [
+        "", "batch 8", "momentum 0.5", "groups 2", "batch 8, momentum 0.5", "batch 8, groups 2",
+        "momentum 0.5, groups 2",
+    ]  # fmt: skip
+    found, left_out = candidates(base, [0.1, 0.3], ["all_reduce", "downpour"], tried)
+    assert [str(one) for one in found[:4]] == [
+        "all_reduce at 0.1", "all_reduce at 0.3", "downpour at 0.1", "downpour at 0.3",
+    ]  # fmt: skip
+    assert "momentum out" in left_out["downpour (momentum 0.5)"]
+    grouped = next(one for one in found if str(one) == "all_reduce (batch 8, groups 2) at 0.3")
+    settings = grouped.settings(base)
+    assert (settings.batch, settings.method.groups, settings.learning_rate) == (8, 2, 0.3)
+    changed = Candidate("all_reduce", 0.1, Changes(momentum=0.5)).settings(base)
+    assert changed.rule == dataclasses.replace(base.rule, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("bach", "setting to search"), ("batch=0", "so small"), ("momentum=x", "--search momentum")],
+)
+def test_settings_that_cannot_be_searched_are_refused(text: str, said: str) -> None:
+    """In one sentence that names the option."""
+    base = make_settings("digits-mlp", "all_reduce", "equal-8")
+    with pytest.raises(ConfigurationError, match=said):
+        asked_values([text], base)
+
+
+def test_an_optimiser_without_momentum_is_not_given_one() -> None:
+    """The candidate is left out with the reason, the others go on."""
+    base = make_settings("digits-mlp", "all_reduce", "equal-8", optimiser="adagrad")
+    found, left_out = candidates(base, [0.1], ["all_reduce"], [UNCHANGED, Changes(momentum=0.5)])
+    assert len(found) == 1
+    assert "has no momentum" in left_out["all_reduce (momentum 0.5)"]

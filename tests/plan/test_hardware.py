@@ -21,10 +21,10 @@ from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
 from gossamer.plan.cost.workload import workload_of
 from gossamer.plan.hardware.chrome_trace import read_trace
-from gossamer.plan.hardware.device import DEVICES, find_device, read_device
+from gossamer.plan.hardware.device import DEVICES, HostCosts, find_device, read_device
 from gossamer.plan.hardware.estimate import estimate
 from gossamer.plan.hardware.operators import PRECISIONS, step_work
-from gossamer.plan.hardware.roofline import step_seconds
+from gossamer.plan.hardware.roofline import layer_seconds, step_seconds
 from gossamer.plan.hardware.room import Room
 from gossamer.plan.hardware.sheet import SheetChoices, sheet
 from gossamer.tasks.flat_model import model_size
@@ -48,6 +48,55 @@ def test_the_operations_of_a_step_are_those_of_its_products() -> None:
     first, second = 2 * 8 * 64 * 64, 2 * 8 * 64 * 4
     assert work.flops == 2 * first + 3 * second
     assert work.is_fake
+
+
+class Shortcut(nn.Module):
+    """A layer beside which its input goes on unchanged, through a module that does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.beside = nn.Linear(64, 64, bias=False), nn.Sequential()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.inner(inputs)) + self.beside(inputs)
+
+
+def test_operations_belong_to_their_layers_on_the_way_back_too() -> None:
+    """Each product is twice that of its forward pass there, once for the first layer."""
+    data = torch.randn(8, 64), torch.randint(64, (8,))
+    task = Task.of(
+        lambda: nn.Sequential(Shortcut(), nn.Sequential(Shortcut(), Shortcut())),
+        nn.CrossEntropyLoss(), data, name="shortcuts",
+    )  # fmt: skip
+    work, product = step_work(task, 8), 2 * 8 * 64 * 64
+    for name, backward in (("0.inner", 1), ("1.0.inner", 2), ("1.1.inner", 2)):
+        own = [one for one in work.gradient if one.layer == name]
+        flops = [sum(o.flops for o in own if o.is_backward == back) for back in (False, True)]
+        assert flops == [product, backward * product], name
+
+
+@pytest.mark.parametrize("device", only(("h200", "cpu-core"), DEVICES))
+def test_the_times_of_the_layers_add_up_to_the_step(device: str) -> None:
+    """Operations, too; waiting for the host and the optimiser have rows of their own."""
+    work = step_work(wide_layers(), 16)
+    whole = step_seconds(work, find_device(device), "fp32")
+    rows = layer_seconds(work, find_device(device), "fp32")
+    assert [one.name for one in rows[:2]] == ["0", "1"]
+    assert sum(one.total_s for one in rows) == pytest.approx(whole.total_s)
+    assert sum(one.flops for one in rows) == work.flops
+
+
+def test_an_optimiser_on_a_cpu_goes_through_the_tensors_one_by_one() -> None:
+    """Small ones stay in its caches between two operators; a GPU takes all at once."""
+    work = step_work(wide_layers(), 8)
+    update = tuple(dataclasses.replace(one, moved_bytes=1e8) for one in work.update)
+    one, many = (
+        dataclasses.replace(work, update=update, tensors=n) for n in ((1000,), (10,) * 100)
+    )
+    whole, parts = (step_seconds(w, find_device("cpu-core"), "fp32").update_s for w in (one, many))
+    assert parts < whole / 3
+    free = dataclasses.replace(find_device("h200"), host=HostCosts())
+    assert step_seconds(one, free, "fp32") == step_seconds(many, free, "fp32")
 
 
 def test_the_size_of_a_model_counts_parameters_slots_and_what_is_fixed() -> None:
@@ -267,6 +316,33 @@ def test_cost_leaves_out_what_does_not_fit() -> None:
          "all_reduce d_psgd", "--runs", "none", "--json"],
     )  # fmt: skip
     assert said.exit_code == 0, said.output
-    refused = json.loads(said.stdout)["refused"]
+    told = json.loads(said.stdout)
+    assert told["layer_times"] == []
+    refused = told["refused"]
     assert list(refused) == ["d_psgd"]
     assert "too few" in refused["d_psgd"]
+
+
+@pytest.mark.parametrize("chosen", [("--hardware", "h100"), ("--trace", "step.json")])
+def test_layers_have_the_times_of_the_sheet_or_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, str]
+) -> None:
+    """On the console and in JSON; a trace needs no task for that."""
+    monkeypatch.chdir(tmp_path)
+    events = [event("aten::mm", 0, 30), event("aten::relu", 30, 10)]
+    Path("step.json").write_text(json.dumps({"traceEvents": events}))
+    model = ("--task", "none", "--model-bytes", "1MB") if chosen[0] == "--trace" else ()
+    said = CliRunner().invoke(
+        app,
+        ["cost", *model, *chosen, "--workers", "4", "--methods", "all_reduce", "--layers",
+         "--runs", "none", "--json"],
+    )  # fmt: skip
+    assert said.exit_code == 0, said.output
+    rows = json.loads(said.stdout)["layer_times"]
+    if chosen[0] == "--trace":
+        assert [(row["layer"], row["seconds"]) for row in rows] == [
+            ("mm", pytest.approx(30e-6)), ("relu", pytest.approx(10e-6)),
+        ]  # fmt: skip
+    else:
+        assert [row["layer"] for row in rows[:3]] == ["0", "1", "2"]
+        assert all(row["operations"] >= 0 and row["seconds"] > 0 for row in rows)

@@ -16,6 +16,7 @@ from command_line import gossamer
 from fork_server import Program
 from gossamer import simulate
 from gossamer.commands.work.measurement import check_place, write
+from gossamer.compression.coding_times import TIMED
 from gossamer.config.cluster import load_cluster
 from gossamer.errors import ConfigurationError
 from real_mpi import finish, last_json, needs_mpirun, start, under_mpirun, under_torchrun
@@ -198,3 +199,15 @@ def test_a_worker_that_dies_ends_the_probe(tmp_path: Path, transport: str) -> No
     last = err.strip().splitlines()[-1]
     assert last.startswith("the run ended: worker 1 is lost: it died while steps were measured")
     assert list(tmp_path.iterdir()) == []
+
+
+@wide
+def test_what_compressors_take_is_measured_and_charged(tmp_path: Path) -> None:
+    """A time to encode and one to decode for every one of them, in a file that simulations read."""
+    path = tmp_path / "here.toml"
+    said = gossamer("probe", "-n", "1", "--seconds", "1", "--compression", "--out", str(path))
+    assert said.status == 0, said.err
+    known = load_cluster(path).compression
+    assert known.keys() == set(TIMED)
+    assert all(encode > 0 and decode > 0 for encode, decode in known.values())
+    assert known["topk-global"][0] > known["bf16"][0]

@@ -14,6 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import gossamer
 import join_groups
@@ -21,10 +26,10 @@ import join_groups
 STEPS, BATCH = 12, 8
 
 
-def model_of() -> nn.Sequential:
-    """With layers that two processes cannot halve."""
+def model_of(width: int = 7) -> nn.Sequential:
+    """By default with layers that two processes cannot halve."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3))
 
 
 def batch_of(rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -62,6 +67,26 @@ def sharded(rank: int) -> dict[str, Any]:
     return {"model": torch.cat(whole).tolist(), "seen": seen}
 
 
+def planned(rank: int) -> dict[str, Any]:
+    """The same over layers that a plan of DTensors has split: an island sees one batch."""
+    size = gossamer.size()
+    meeting = Path(os.environ["JOIN_FOLDER"]) / f"meeting-{os.environ['GOSSAMER_STORE'][-5:]}"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("island", "shard"))["shard"]
+    model = model_of(width=8)
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with gossamer.join(model, optimizer, mesh=mesh, steps=STEPS) as worker:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, rank // 2, step).backward()
+            worker.step()
+    whole = [p.full_tensor().reshape(-1) for p in model.parameters()]
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"model": torch.cat(whole).tolist()}
+
+
 class OneProcess:
     """As much of a device mesh as says that every process is an island."""
 
@@ -81,4 +106,4 @@ def unsharded(rank: int) -> str:
 
 
 if __name__ == "__main__":
-    join_groups.main({"sharded": sharded, "unsharded": unsharded})
+    join_groups.main({"sharded": sharded, "planned": planned, "unsharded": unsharded})

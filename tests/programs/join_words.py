@@ -132,6 +132,52 @@ def case_of_stopping_together(rank: int) -> dict[str, object]:
     return {"made": made, "digest": digest(worker.model)}
 
 
+def _normalised_net() -> torch.nn.Module:
+    torch.manual_seed(5)
+    return torch.nn.Sequential(
+        torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU(), torch.nn.Linear(7, 2)
+    )
+
+
+def case_of_one_large_batch(rank: int) -> dict[str, object]:
+    """BatchNorm over all workers beside one worker that has all their batches; rates are scaled and
+    rise."""
+    model, size = _normalised_net(), gossamer.size()
+    worker = gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    warm_up, rates = worker.scale_lr(warmup=3), []
+    layers = worker.synchronise_batch_norm()
+    with worker:
+        for step in range(5):
+            rates.append(round(worker.optimizer.param_groups[0]["lr"], 6))
+            train(worker, 1, step)
+            warm_up.step()
+    alone = _normalised_net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
+    for step in range(5):
+        optimizer.param_groups[0]["lr"] = rates[step]
+        parts = [batch(one, step) for one in range(size)]
+        inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+        optimizer.zero_grad()
+        loss_of(alone, inputs, targets).backward()
+        optimizer.step()
+    pairs = zip(model.state_dict().values(), alone.state_dict().values(), strict=True)
+    apart = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+    return {"apart": apart, "rates": rates, "layers": layers, "digest": digest(model)}
+
+
+def case_of_no_common_batch(rank: int) -> dict[str, object]:
+    """An asynchronous method has no batch of all workers."""
+    worker = _joined(rank)
+    said = ""
+    try:
+        worker.synchronise_batch_norm()
+    except ConfigurationError as error:
+        said = str(error)
+    with worker:
+        train(worker, 1)
+    return {"said": said}
+
+
 def case_of_opening_and_closing(rank: int) -> dict[str, object]:
     """The loop without a `with` ends as the one with it."""
     digests = []
@@ -187,3 +233,48 @@ def case_of_a_driven_optimizer(rank: int) -> dict[str, object]:
             moved.append(digest(model) != before)
         made = worker.coupling.session.metrics.steps
     return {"digest": digest(model), "moved": moved, "scale": scaler.get_scale(), "made": made}
+
+
+def case_of_codistillation(rank: int) -> dict[str, object]:
+    """The loop asks what others predict; one that does not ask is told to."""
+    torch.manual_seed(rank)
+    model = net(rank)
+    joined = gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=12)
+    added: list[float] = []
+    with joined as worker:
+        for step in range(12):
+            inputs, targets = batch(rank, step)
+            output = model(inputs)
+            loss = torch.nn.functional.cross_entropy(output, targets)
+            taught = worker.codistill(loss, output, inputs)
+            added.append(float(taught - loss))
+            worker.optimizer.zero_grad()
+            taught.backward()
+            worker.step()
+    return {"added": added, "digest": digest(model)}
+
+
+def case_of_a_loop_that_does_not_ask(rank: int) -> dict[str, object]:
+    model = net(rank)
+    said = ""
+    try:
+        with gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=4) as worker:
+            train(worker, 4)
+    except ConfigurationError as error:
+        said = str(error)
+    return {"said": said}
+
+
+def case_of_a_population(rank: int) -> dict[str, object]:
+    """Every loop reports its loss; rates are tuned only inside a step."""
+    model = net(rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    rates: set[float] = set()
+    with gossamer.join(model, optimizer, steps=40) as worker:
+        for step in range(40):
+            worker.report(loss=float(rank) + 1.0)  # worker 0 is always the best
+            train(worker, 1, step)
+            rates.add(optimizer.param_groups[0]["lr"])
+            time.sleep(0.005)
+        lineage = worker.observer.metrics.lineage.entries
+    return {"rates": sorted(rates), "lineage": lineage, "digest": digest(model)}

@@ -78,7 +78,7 @@ def bare_method(label: str) -> dict[str, Any]:
     return {
         "label": label, "learning_rate": None, "seeds": 0, "output": "", "status": "unfinished",
         "curves": {"time": dict(nothing), "epochs": dict(nothing)}, "arrival": None, "look": 0,
-        "shares": None, "workers": [], "strip": None, "staleness": {}, "cards": [],
+        "shares": None, "workers": [], "strip": None, "lineage": None, "staleness": {}, "cards": [],
         "topology": None, "figures": dict.fromkeys(figures.split()),
     }  # fmt: skip
 
@@ -125,7 +125,8 @@ def _method(place: int) -> dict[str, Any]:
         "shares": {"computing": 0.15 if is_synchronous else 0.94,
                    "waiting": 0.83 if is_synchronous else 0.04, "other": 0.02},
         "workers": [_worker(rank, 20 * pace, is_synchronous) for rank in range(WORKERS)],
-        "strip": _strip(is_synchronous), "staleness": staleness, "cards": _cards(place),
+        "strip": _strip(is_synchronous), "lineage": None, "staleness": staleness,
+        "cards": _cards(place),
         "topology": _topology(place),
         "figures": {
             "accuracy": accuracy[-1], "loss": loss[-1], "seconds": 20 * pace,

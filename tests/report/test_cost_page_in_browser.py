@@ -40,7 +40,7 @@ Open = Callable[..., Opened]
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """16 workers on 10 Gbit Ethernet with 100 M parameters, prices and 2 GB of memory."""
     plain = load_cluster("ethernet-10g-16")
-    compute = dataclasses.replace(plain.compute, seconds=0.1, memory=2e9)
+    compute = dataclasses.replace(plain.compute, seconds=0.1, per_sample=0.0, memory=2e9)
     price = Price(worker_hour=2.5, watts=400.0, idle_watts=100.0)
     cluster = dataclasses.replace(plain, compute=compute, price=price)
     asked = PlannerQuestion(METHODS, cluster, workload_of_bytes(4e8), (1, 2, 4, 8, 16, 32), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,6 @@ def test_every_batch_is_one_workers_whatever_a_loader_reads_ahead(
 ) -> None:
     """With an asynchronous method each batch of a pass is taken once, and a slow worker takes
     fewer."""
-    import json
-
     head = HEAD.replace("shuffle=True", f"shuffle=True, num_workers={workers}")
     script = written(tmp_path, head, TELL)
     run(server, script, "ad_psgd", cluster_of(4, slow=["0=4"]))
@@ -206,6 +205,30 @@ def test_public_scripts_run_on_sixteen_workers_with_one_slow(
     assert len({(one.digest, one.parameters_digest) for one in found}) == 1
     assert times == 1 or found[0].history[-1]["loss"] < 3.2
     assert found[0].steps >= 16 * 2
+
+
+@wide
+@pytest.mark.parametrize("name", ["digits", "gpt", "batchnorm"])
+def test_the_curve_of_a_public_script_is_that_of_real_workers(
+    name: str, tmp_path: Path, server: ForkServer
+) -> None:
+    """What four workers report with all-reduce, bit for bit."""
+    script, runs = tmp_path / f"{name}.py", tmp_path / "runs"
+    script.write_text((EXAMPLES / f"{name}.py").read_text())
+    few = {"digits": ("--epochs", "2"), "gpt": ("--iterations", "10")}.get(name, ())
+    virtual = run(server, str(script), "all_reduce", arguments=few)
+    said = gossamer(
+        "run", "-n", "4", "--method", "all_reduce", "--output", "folder", "--runs", str(runs),
+        str(script), *few,
+    )  # fmt: skip
+    assert said.status == 0, said.err
+    (kept,) = runs.rglob("metrics.jsonl")
+    real = [json.loads(line) for line in kept.read_text().splitlines()]
+    curves = [
+        [(row.get("loss"), row.get("accuracy")) for row in h] for h in (real, virtual.history)
+    ]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) >= 2
 
 
 @wide

@@ -106,7 +106,7 @@ def test_the_centre_has_statistics_of_its_own() -> None:
     )  # fmt: skip
     simulation = Simulation(settings)
     result = simulation.run()
-    averaged = Evaluator(simulation.model, "centre", "averaged").score(simulation._held())
+    averaged = Evaluator(simulation.model, "centre", "averaged").score(simulation.held())
     assert averaged.metric is not None
     assert averaged.metric < 0.3
     assert result.accuracy > 0.6

@@ -101,6 +101,14 @@ def test_layers_have_the_ages_that_the_pipeline_gives_them(
                 assert torch.equal(found[part], seen[max(0, step - age)][0][part])
 
 
+@pytest.mark.parametrize("method", ["all_reduce", "d_psgd"])
+def test_the_staleness_of_a_run_is_that_of_its_oldest_stage(method: str) -> None:
+    """After the first steps, which have nothing older, with methods that say what they have read
+    and with those that do not."""
+    run = ran(f"{method}:stages=2,pipeline=pipedream", quiet(4), engine="none")
+    assert run.staleness == {0: 2, 1: run.summary["steps"] - 2}
+
+
 def stagewise(
     parts: list[nn.Module], inputs: torch.Tensor, targets: torch.Tensor,
     forward: list[dict[str, torch.Tensor]], backward: list[dict[str, torch.Tensor]],

@@ -66,7 +66,16 @@ def random_cuts(name: str, events: int, count: int) -> list[int]:
     return sorted(random.Random(name).sample(range(1, events), count))
 
 
-@pytest.mark.parametrize("name", only(FAST, [*METHODS, *COMPRESSED]))
+IN_PIECES = [name for name, method in METHODS.items() if not method.acts_by_losses]
+
+
+def test_a_method_that_acts_by_losses_is_refused_in_pieces(tmp_path: Path) -> None:
+    """Its events cannot be made again without the values that decided them."""
+    with pytest.raises(ConfigurationError, match="cannot be made in pieces"):
+        Simulation(settings_of("pbt"), piece=RunPiece(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", only(FAST, [*IN_PIECES, *COMPRESSED]))
 def test_a_run_in_pieces_is_the_run_in_one(name: str, tmp_path: Path) -> None:
     """Events, parameters, rows and summary agree, wherever the run was cut."""
     settings = settings_of(name)
@@ -76,7 +85,7 @@ def test_a_run_in_pieces_is_the_run_in_one(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", only(("push_sum",), METHODS))
+@pytest.mark.parametrize("name", only(("push_sum",), IN_PIECES))
 def test_without_values_the_same_events_are_made(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

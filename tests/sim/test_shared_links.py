@@ -322,8 +322,18 @@ def test_a_death_inside_a_flowing_collective_starts_it_again_over_the_survivors(
 # ---------------------------------------------------------------------- laws
 
 
+OTHERS = (
+    Background(), Background(trace=((0.01, 0.5), (0.05, 0.1)), repeat=0.2),
+    Background(load=0.6, every=0.02, lasts=0.01),
+)  # fmt: skip
+SLOWNESS = (
+    Phases(), Phases("machine", every=0.05, lasts=0.02, factor=3.0, jitter=0.1, jitter_lasts=0.03)
+)  # fmt: skip
+
+
 def described(draw: Any) -> Cluster:
-    """A cluster with sites, racks, uplinks and asymmetric cards, of any speeds."""
+    """A cluster with sites, racks, uplinks, asymmetric cards, other traffic and slow phases, of any
+    speeds."""
     rate = st.floats(1e6, 1e9)
     workers = draw(st.sampled_from([4, 6, 8]))
     racks = draw(st.sampled_from([0, 2, 3]))
@@ -333,7 +343,7 @@ def described(draw: Any) -> Cluster:
             seconds=draw(st.floats(1e-3, 1e-1)), per_sample=draw(st.sampled_from([0.0, 1e-3])),
             jitter=0.1, unoverlapped_seconds=1e-3,
         ),
-        background=Background(trace=draw(st.sampled_from([(), ((0.01, 0.5), (0.05, 0.1))]))),
+        background=draw(st.sampled_from(OTHERS)), phases=draw(st.sampled_from(SLOWNESS)),
         network=Wires(
             bandwidth=draw(rate), up=draw(st.just(0.0) | rate), down=draw(st.just(0.0) | rate),
             latency=draw(st.floats(1e-5, 1e-2)), uplink=draw(rate) if racks else 0.0,
@@ -349,9 +359,9 @@ CLUSTERS = st.composite(described)()
 
 
 def times_as_fast(cluster: Cluster, k: float) -> Cluster:
-    """Bandwidths times k; latencies, fixed costs and compute over k."""
+    """Bandwidths times k; latencies, fixed costs, compute and every other time over k."""
     faster, compute, sites = cluster.with_bandwidth_times(k), cluster.compute, cluster.sites
-    wires, trace = faster.network, cluster.background.trace
+    wires, others, phases = faster.network, cluster.background, cluster.phases
     return dataclasses.replace(
         faster,
         compute=dataclasses.replace(
@@ -361,7 +371,14 @@ def times_as_fast(cluster: Cluster, k: float) -> Cluster:
         network=dataclasses.replace(
             wires, latency=wires.latency / k, rack_latency=wires.rack_latency / k
         ),
-        background=Background(trace=tuple((at / k, share) for at, share in trace)),
+        background=dataclasses.replace(
+            others, trace=tuple((at / k, share) for at, share in others.trace),
+            repeat=others.repeat / k, every=others.every / k, lasts=others.lasts / k,
+        ),
+        phases=dataclasses.replace(
+            phases, every=phases.every / k, lasts=phases.lasts / k,
+            jitter_lasts=phases.jitter_lasts / k,
+        ),
         sites=dataclasses.replace(
             faster.sites, latency=tuple(tuple(t / k for t in row) for row in sites.latency)
         ),

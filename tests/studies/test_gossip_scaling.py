@@ -100,12 +100,14 @@ def test_diverged_is_worst_and_never_reached_is_last() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_published_methods_are_there_for_each_number_of_workers(name: str) -> None:
-    """Four up to 16 workers, two beyond; each with the paper's settings."""
+    """Four up to 16 workers, EASGD at two periods, two beyond; each with the paper's settings."""
     work = work_of(SHAPES[name])
-    assert len({one.label for one in work}) == len(work) == 14
-    assert SHAPES[name].cells == 3 * len(work)
+    assert len({one.label for one in work}) == len(work) == 16
+    assert SHAPES[name].cells == 5 * len(work)
     columns = {p: [one.column for one in work if one.cluster.workers == p] for p in (16, 32, 128)}
-    assert columns[16] == ["all_reduce", "easgd", "pull_gossip", "push_gossip"]
+    assert columns[16] == [
+        "all_reduce", "easgd", "easgd, tau 1", "pull_gossip", "push_gossip"
+    ]  # fmt: skip
     assert columns[32] == columns[128] == ["all_reduce", "pull_gossip"]
     digits = Problem("digits-logistic").load(None)
     for one in work:
@@ -115,7 +117,7 @@ def test_the_published_methods_are_there_for_each_number_of_workers(name: str) -
         if one.column == "easgd":
             assert options["alpha"] == pytest.approx(0.8 / workers)
             assert options["period"] == 10
-        elif "gossip" in one.column:
+        elif "gossip" in one.column or "tau 1" in one.column:
             assert options["period"] == 1
         schedule = make_schedule(chosen.schedule, epochs=90.0, workers=workers)
         rates = [0.1 * schedule.factor(epoch) for epoch in (0, 29, 31, 59, 61, 90)]
@@ -130,7 +132,7 @@ def test_the_cifar_batches_are_those_of_the_paper() -> None:
         8: 32, 16: 16, 32: 16, 64: 16, 128: 16
     }  # fmt: skip
     assert steps[8].cluster.compute.seconds == pytest.approx(0.256)
-    assert steps[128].cluster.compute.seconds == pytest.approx(0.128)
+    assert steps[128].cluster.name == "torus-128"
 
 
 def test_every_cell_can_be_simulated() -> None:
@@ -157,12 +159,26 @@ def test_early_speed_is_measured_before_the_first_drop() -> None:
     one = work_of(CIFAR10)[0]
     further = trainings_of(CIFAR10).further
     assert further is not None
-    seconds, epochs = further(one, trained(one, [0.1, 0.7, 0.8, 0.9]))
-    assert (seconds.row, epochs.row) == ("8 workers, s to 75 %", "8 workers, epochs to 75 %")
+    other = work_of(CIFAR10)[1]
+
+    def cells(*scores: float | None) -> list[PublishedCell]:
+        """Of a training beside an all-reduce whose plateau is 0.9 / 0.97."""
+        plateau = trained(one, [0.1, 0.2, 0.3, 0.9 / 0.97])
+        own = trained(other, list(scores))
+        return further(other, {one.label: plateau, other.label: own})
+
+    seconds, epochs, own, loss = cells(0.1, 0.8, 1.0, 1.0, 0.99)
+    assert (seconds.row, epochs.row) == (
+        "8 workers, s to the plateau",
+        "8 workers, epochs to the plateau",
+    )
     assert (seconds.ours, epochs.ours) == pytest.approx((27.0, 13.5))
-    late = further(one, trained(one, [0.1, 0.2, None, 0.7, 0.9]))
-    assert all(math.isnan(cell.ours) for cell in late)
+    assert (own.row, loss.row) == ("8 workers, a worker's own", "8 workers, loss")
+    late = cells(0.1, 0.2, None, 0.7, 0.99)
+    assert all(math.isnan(cell.ours) for cell in late[:2])
     assert trainings_of(CIFAR10).show(late[0]) == "not reached"
+    # Before all-reduce is trained nobody knows its plateau.
+    assert len(further(other, {other.label: trained(other, [0.1, 0.9])})) == 2
 
 
 def shape(**changed: tuple[float, float]) -> list[PublishedCell]:
@@ -175,14 +191,13 @@ def shape(**changed: tuple[float, float]) -> list[PublishedCell]:
     for workers in (32, 64, 128):
         found |= {f"p{workers}_all_reduce": (90.0, 91.0), f"p{workers}_pull_gossip": (50.0, 89.0)}
     cells: list[PublishedCell] = []
-    targets = {8: 75, 16: 75, 32: 70, 64: 60, 128: 50}
     for key, (seconds, final) in (found | changed).items():
         place, _, column = key.partition("_")
-        row, percent = f"{place[1:]} workers", targets[int(place[1:])]
+        row = f"{place[1:]} workers"
         cells += [
             PublishedCell(row, column, None, final),
-            PublishedCell(f"{row}, s to {percent} %", column, None, seconds),
-            PublishedCell(f"{row}, epochs to {percent} %", column, None, seconds / 2),
+            PublishedCell(f"{row}, s to the plateau", column, None, seconds),
+            PublishedCell(f"{row}, epochs to the plateau", column, None, seconds / 2),
         ]
     return cells
 
@@ -253,11 +268,11 @@ def test_one_training_gives_all_its_cells_and_going_on_keeps_them(
     places = [(cell["row"], cell["column"]) for cell in straight.json["cells"]]
     assert places[:3] == [
         ("32 workers", "all_reduce"),
-        ("32 workers, s to 95 %", "all_reduce"),
-        ("32 workers, epochs to 95 %", "all_reduce"),
+        ("32 workers, s to the plateau", "all_reduce"),
+        ("32 workers, epochs to the plateau", "all_reduce"),
     ]
-    assert len(places) == 6
-    assert "6 cells of 42" in straight.err
+    assert len(places) == 10
+    assert "10 cells of 80" in straight.err
     assert "J7: " in straight.err
     (folder,) = tmp_path.iterdir()
     assert (folder / "table.png").stat().st_size > 10_000
@@ -269,8 +284,11 @@ def test_one_training_gives_all_its_cells_and_going_on_keeps_them(
 
 @pytest.mark.parametrize("epochs", [160.0, 40.0])
 def test_the_four_methods_have_the_papers_schedule(epochs: float) -> None:
-    """Drops at 81 and 122 of 160 epochs, and in the same places of fewer."""
-    work = trainings_of(AD_PSGD).make(0, False, epochs)
+    """Linear scaling after five epochs of warm-up, drops at 81 and 122 of 160 epochs, and all of it
+    in the same places of fewer; beside it two rows at 0.1."""
+    every = trainings_of(AD_PSGD).make(0, False, epochs)
+    work = [one for one in every if one.row == "16 workers"]
+    assert [one.choices["batch"] for one in every if one not in work] == [32, 32, 32, 32, 128]
     assert {one.column: one.published for one in work} == {
         "AllReduce": 90.72, "D-PSGD": 90.81, "EAMSGD": 89.82, "AD-PSGD": 91.49
     }  # fmt: skip
@@ -279,15 +297,15 @@ def test_the_four_methods_have_the_papers_schedule(epochs: float) -> None:
         chosen = one.settings(digits, "cpu", 1)
         assert (one.cluster.workers, chosen.batch) == (16, 128)
         schedule = make_schedule(chosen.schedule, epochs=epochs, workers=16)
-        rates = [0.1 * schedule.factor(epoch * epochs / 160) for epoch in (0, 80, 82, 121, 123)]
-        assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+        rates = [0.1 * schedule.factor(epoch * epochs / 160) for epoch in (0, 5, 80, 82, 123)]
+        assert rates == pytest.approx([0.1, 1.6, 1.6, 0.16, 0.016])
         if one.column == "EAMSGD":
             assert chosen.method_options()["period"] == 1
 
 
 def test_the_verdict_holds_every_order_against_ours() -> None:
     """The published cells agree with themselves where they are far enough apart."""
-    published = {one.column: one.published or 0.0 for one in work_of(AD_PSGD)}
+    published = {one.column: one.published for one in work_of(AD_PSGD) if one.published}
 
     def said(**changed: float) -> list[str]:
         ours = published | {key.replace("_", "-"): value for key, value in changed.items()}

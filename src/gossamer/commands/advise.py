@@ -48,6 +48,15 @@ def advise(
     only: Annotated[
         bool, typer.Option("--only", help="Try no methods but those of --method.")
     ] = False,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search",
+            metavar="SETTINGS",
+            help="Also try other values of batch, momentum, weight_decay and groups, such as "
+            "batch,momentum or batch=8/32; may be repeated.",
+        ),
+    ] = None,
     budget: BudgetOption = "5m",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
@@ -66,8 +75,8 @@ def advise(
     """
     loaded = make_task(task, data=running.data)
     planned = plan_search(
-        loaded, where.described(), target=target, methods=method or (), only=only, budget=budget,
-        seeds=seeds,
+        loaded, where.described(), target=target, methods=method or (), only=only,
+        search=search or (), budget=budget, seeds=seeds,
         learning_rates=given.rates_from(lr), seed=seed, epochs=length.epochs_of(loaded),
         batch=length.batch, **running.settings(),
     )  # fmt: skip

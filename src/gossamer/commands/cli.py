@@ -23,7 +23,7 @@ from gossamer.commands.console import out, say, warn
 from gossamer.commands.cost import cost
 from gossamer.commands.doctor import doctor
 from gossamer.commands.export import export
-from gossamer.commands.listing import clusters, methods, tasks
+from gossamer.commands.listing import clusters, methods, show_map, tasks
 from gossamer.commands.models.distill import distill
 from gossamer.commands.models.soup import soup
 from gossamer.commands.probe import probe
@@ -123,6 +123,7 @@ for command in (
     methods, tasks, clusters, doctor,
 ):  # fmt: skip
     app.command(cls=GroupedCommand)(command)
+app.command("map", cls=GroupedCommand)(show_map)
 app.command("replay", cls=GroupedCommand)(replay_run)
 app.command("check-method", cls=GroupedCommand)(check_method)
 # Everything after the script belongs to the script, also where it looks like our option.

@@ -25,10 +25,10 @@ from gossamer.quantities import show_bytes as show_bytes
 from gossamer.report.pictures.figure import has_matplotlib
 from gossamer.runs.folder import to_json
 
-out = Console(highlight=False)
+out = Console(highlight=False, emoji=False)
 if not out.is_terminal:
     # A file or a pipe has no width; tables need a little more than 80 columns.
-    out = Console(highlight=False, width=110)
+    out = Console(highlight=False, emoji=False, width=110)
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -169,7 +169,18 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
         ("times fewer bytes", "compression_ratio", "{:.1f}".format),
         ("encoding, a step", "coding_seconds_per_step", "{:.2g} s".format),
         ("norm not sent yet", "residual_norm", "{:.3g}".format),
+        ("bubbles of pipelines", "bubble_fraction", show_share),
+        ("stages hold", "pipeline", _show_stages),
         ("cosine of workers", "displacement_cosine", "{:.2f}".format),
+    )
+
+
+def _show_stages(stages: Sequence[Mapping[str, Any]]) -> str:
+    """What each stage of a pipeline holds, one in a line."""
+    return "\n".join(
+        f"{one['parameters']:,} parameters x {one['weight_versions']}, "
+        f"{show_bytes(one['activation_bytes'])} of activations"
+        for one in stages
     )
 
 

@@ -46,7 +46,7 @@ from gossamer.plan.cost.work_depth import (
 )
 from gossamer.plan.hardware.device import DEVICES
 from gossamer.plan.page.planner import check_forms
-from gossamer.quantities import size_in_bytes
+from gossamer.quantities import show_percent, show_seconds, size_in_bytes
 from gossamer.report.pictures.figure import has_matplotlib
 
 _ELEMENTS = (1, 64, 4096)
@@ -111,7 +111,7 @@ def cost(
     sheet_of: SheetOptions = SheetOptions(),
     batch: given.BatchOption = None,
     layers: Annotated[
-        bool, given.shown("Also work and depth of the task's layers.", "--layers")
+        bool, given.shown("Also the layers of the task: work, depth, estimated times.", "--layers")
     ] = False,
     division: ParallelOptions = ParallelOptions(),
     check: Annotated[
@@ -167,6 +167,8 @@ def show_costs(
             show_table(prices)
         for line in (*costs.explanations(), *costs.told_crossings("--json")):
             say_line(line)
+        if costs.layer_times:
+            show_layer_times(costs.layer_times)
         if costs.layers:
             show_layers(costs.layers)
         if keeping.as_json:
@@ -200,6 +202,23 @@ def check_places(
 
 
 # ---------------------------------------------------------------------- layers, and the check
+
+
+def show_layer_times(rows: Sequence[dict[str, Any]]) -> None:
+    """Print what each layer takes by a data sheet or a trace; a trace counts no operations."""
+    whole = sum(row["seconds"] for row in rows)
+    table = plain_table(f"Where the time of a step goes, {show_seconds(whole)} in all", gap=2)
+    add_columns(table, "layer", "operations", "bytes", "forward", "backward", "both", "share")
+    for row in rows:
+        counted = "operations" in row
+        table.add_row(
+            row["layer"],
+            f"{row['operations']:.3g}" if counted else "-",
+            show_bytes(row["bytes"]) if counted else "-",
+            *(show_seconds(row[key]) if counted else "-" for key in ("forward_s", "backward_s")),
+            show_seconds(row["seconds"]), show_percent(round(row["seconds"] / whole, 3)),
+        )  # fmt: skip
+    out.print(table)
 
 
 def show_layers(costs: Sequence[LayerCost]) -> None:

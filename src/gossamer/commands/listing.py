@@ -1,4 +1,4 @@
-"""`gossamer methods`, `tasks` and `clusters`: lists of what a user can choose."""
+"""`gossamer methods`, `tasks`, `clusters` and `map`: lists of what a user can choose and see."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gossamer.methods.spec import GROUP as METHOD_GROUP
 from gossamer.observe.progress import warn
 from gossamer.own_code import entry_points
 from gossamer.specs import print_spec
+from gossamer.studies.map import map_page, map_rows, rows_about
 from gossamer.tasks import GROUP as TASK_GROUP
 from gossamer.tasks import TASKS
 
@@ -49,6 +50,45 @@ def _chosen_for_the_run(method: Method) -> str:
     return ", ".join(
         name for name in defaults if any(values[name] != defaults[name] for values in suited)
     )
+
+
+WordArgument = Annotated[
+    str | None, typer.Argument(metavar="[WORD]", help="Only rows with this word; left out: all.")
+]
+
+
+def show_map(
+    word: WordArgument = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the page that docs/map.md is.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Every system of the papers, with the command that shows it.
+
+    What is left out says why.
+    """
+    rows = list(map_rows()) if word is None else rows_about(word)
+    if not rows:
+        raise ConfigurationError(
+            f"nothing in the map has the word {word!r}; `gossamer map` shows all of it"
+        )
+    if markdown:
+        print(map_page(rows), end="")
+        return
+    section = ""
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            out.print()
+            say(section, style="bold")
+        say(f"  {row.what}")
+        for command in row.commands:
+            say(f"      {command}", style="dim")
+        if row.why_not:
+            say(f"      left out: {row.why_not}", style="dim")
+    if as_json:
+        print_json({"map": [vars(row) for row in rows]})
 
 
 NameArgument = Annotated[

@@ -39,6 +39,9 @@ def probe(
     data: given.DataOption = None,
     file: OutOption = Path("cluster.toml"),
     force: ForceOption = False,
+    compression: Annotated[
+        bool, given.shown("Measure every compressor of this machine, too.", "--compression")
+    ] = False,
     as_json: given.JsonOption = False,
 ) -> int:
     """Measure these machines and describe them as a cluster.
@@ -69,6 +72,9 @@ def probe(
         return _silently(planned)
     try:
         found = planned.run(file.stem, is_shown=True)
+        if compression:
+            warn("measuring what compressors take")
+            found.measure_compression()
         found.save(file, force=force)
     except KeyboardInterrupt:
         _stop()

@@ -15,11 +15,15 @@ from gossamer.compression.values import decode_values, encode_values, value_byte
 from gossamer.errors import ConfigurationError
 from gossamer.replica import Layout
 
+_STRETCH = 1 << 18
+"""So many numbers are encoded at a time: more than calls cost, and fewer than leave the cache."""
+
 
 @dataclass(frozen=True)
 class Half(Compressor):
     """Numbers of 16 bits. They are summed on the way, and the sums have 32 bits."""
 
+    rounds_models = True
     dtype: ClassVar[torch.dtype]
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
@@ -79,18 +83,42 @@ class Blockwise(Compressor):
         return 2 ** (self.width - 1) - 1
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
-        rows = pad(vector, (0, -vector.numel() % self.block)).view(-1, self.block)
-        scales = rows.abs().amax(1).div_(self._levels)
-        # A block of zeros has no scale; zero divided by one is zero.
-        steps = rows / torch.where(scales > 0, scales, torch.ones_like(scales)).unsqueeze(1)
-        codes = steps.round_().add_(self._levels).to(torch.uint8).view(-1)[: vector.numel()]
-        return torch.cat([as_bytes(scales), pack(codes, self.width)])
+        count, block = vector.numel(), self.block
+        blocks = -(-count // block)
+        data = torch.empty(self.size(stream.layout), dtype=torch.uint8, device=vector.device)
+        scales = data[: 4 * blocks].view(torch.float32)
+        # On a CPU one stretch after the other, while it is in the cache.
+        step = max(1, blocks)
+        if vector.device.type == "cpu":
+            step = min(step, 8 * max(1, _STRETCH // (8 * block)))
+        scratch = torch.empty(step, block, dtype=vector.dtype, device=vector.device)
+        for first in range(0, blocks, step):
+            start, end = first * block, min((first + step) * block, count)
+            rows = pad(vector[start:end], (0, -(end - start) % block)).view(-1, block)
+            scales[first : first + step], codes = quantised(
+                rows, self._levels, scratch[: len(rows)]
+            )
+            at = 4 * blocks + start * self.width // 8
+            self._pack(codes.view(-1)[: end - start], data[at:])
+        scales.div_(self._levels)
+        return data
+
+    def _pack(self, codes: Tensor, data: Tensor) -> None:
+        """Eight bits hold a number with its sign; fewer hold what it is above the least one."""
+        if self.width == 8:
+            data[: codes.numel()].view(torch.int8).copy_(codes)
+            return
+        packed = pack(codes.add_(self._levels).to(torch.uint8), self.width)
+        data[: packed.numel()] = packed
 
     def decode(self, data: Tensor, stream: Stream) -> Tensor:
         count = stream.layout.total
         blocks = -(-count // self.block)
         scales, packed = sections(data, (4 * blocks, packed_bytes(count, self.width)))
-        codes = unpack(packed, self.width, count).float().sub_(self._levels)
+        if self.width == 8:
+            codes = packed.view(torch.int8).float()
+        else:
+            codes = unpack(packed, self.width, count).float().sub_(self._levels)
         rows = pad(codes, (0, -count % self.block)).view(-1, self.block)
         return rows.mul_(from_bytes(scales, torch.float32).unsqueeze(1)).view(-1)[:count]
 
@@ -98,11 +126,20 @@ class Blockwise(Compressor):
         return 4 * -(-layout.total // self.block) + packed_bytes(layout.total, self.width)
 
 
+def quantised(rows: Tensor, levels: int, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The largest magnitude of each row, and its numbers as multiples of a part of that, still in
+    32 bits. A row of zeros has no scale, and stays one of zeros. The scratch is overwritten."""
+    largest = torch.abs(rows, out=scratch).amax(1)
+    finest = torch.where(largest > 0, levels / largest, 0.0).unsqueeze(1)
+    return largest, torch.mul(rows, finest, out=scratch).round_()
+
+
 @dataclass(frozen=True)
 class Int8(Blockwise):
     """Whole numbers of 8 bits; blocks of 128 with their largest magnitude as scale."""
 
     name = "int8"
+    rounds_models = True
     width = 8
 
 
@@ -115,24 +152,38 @@ class Int4(Blockwise):
 
 
 @dataclass(frozen=True)
-class Int2(Compressor):
+class Int2(Blockwise):
     """Two bits: four bins of 1.5 standard deviations around the mean of each tensor.
 
-    The mean of each bin is sent along. So coarse a code needs feedback.
+    The mean of each bin is sent along. With `block` there are whole numbers instead, -1, 0 and 1
+    times the largest magnitude of each block. So coarse a code needs feedback.
     """
 
     name = "int2"
+    width = 2
     feedback: bool = field(default=True, kw_only=True)
+    block: int = field(default=0, kw_only=True)
+    """So many numbers share a scale; 0: bins."""
+
+    def check(self) -> None:
+        if self.block < 0:
+            raise ConfigurationError(f"{self.name}: block must not be negative, got {self.block}")
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
+        if self.block:
+            return super().encode(vector, stream)
         pieces = vector.split(list(stream.layout.sizes))
         return torch.cat([encode_values(piece, 2) for piece in pieces])
 
     def decode(self, data: Tensor, stream: Stream) -> Tensor:
+        if self.block:
+            return super().decode(data, stream)
         sizes = stream.layout.sizes
         pieces = sections(data, [value_bytes(size, 2) for size in sizes])
         parts = [decode_values(own, 2, size) for own, size in zip(pieces, sizes, strict=True)]
         return torch.cat(parts)
 
     def size(self, layout: Layout) -> int:
+        if self.block:
+            return super().size(layout)
         return sum(value_bytes(size, 2) for size in layout.sizes)

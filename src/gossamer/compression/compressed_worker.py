@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compression.compressor import Coder, Compressor, MeanRound, Stream
+from gossamer.compression.rounded_pairs import RoundedPairs
 from gossamer.errors import Error
 from gossamer.pending import Pending
 from gossamer.replica import OF_RUN, Fragment, Replica
@@ -95,6 +96,7 @@ class CompressedWorker:
         """Where the rest ends of a gradient that is reduced piece by piece, last layer first."""
         self._turn: Pending[None] = Pending.resolved("encode", None)
         """Ends when the exchange before has: all workers make theirs in the same order."""
+        self._pairs = RoundedPairs(inner, x, self._encoded_model, self._decoded_model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -209,6 +211,35 @@ class CompressedWorker:
         await self._charged(layout.total)
         coder = self._coder("own", slice(0, layout.total))
         return coder.decode(data)
+
+    # ------------------------------------------------------------------ averages in pairs
+
+    def average(self, peer: int) -> Pending[None]:
+        return self._pairs.average(peer)
+
+    async def together(self, main: Coroutine[Any, Any, T], *side: Coroutine[Any, Any, Any]) -> T:
+        if self._exchange != "pairs":
+            return await self._inner.together(main, *side)
+        result = await self._inner.together(main, *side, self._pairs.answer())
+        await self._pairs.settle()
+        return result
+
+    async def _encoded_model(self, model: Tensor) -> Tensor:
+        await self._charged(model.numel())
+        began = self._inner.now()
+        coder = self._coder("pair", slice(0, model.numel()))
+        data = coder.compressor.encode(model, coder.stream)
+        self._coded(began)
+        self._count(data.nbytes, model.nbytes)
+        return data
+
+    async def _decoded_model(self, data: Tensor) -> Tensor:
+        layout = self._inner.layout
+        await self._charged(layout.total, decodes=True)
+        began = self._inner.now()
+        model = self._coder("pair", slice(0, layout.total)).decode(data)
+        self._coded(began)
+        return model
 
     # ------------------------------------------------------------------ servers
 

@@ -81,6 +81,8 @@ class Compressor:
     """The options that all have. A family adds its own, which are keyword-only fields, too."""
 
     name: ClassVar[str]
+    rounds_models: ClassVar[bool] = False
+    """Whether it takes so little from a number that whole models may be averaged in pairs."""
     own_momentum: ClassVar[str] = ""
     """The option that is its momentum, where it has one and SGD's is left out."""
 

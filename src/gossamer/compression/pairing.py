@@ -30,7 +30,7 @@ EXCHANGES = {
     "server": ExchangeKind("gradients to servers, and answers with parameters"),
     "displacements": ExchangeKind("displacements to servers, and answers with parameters"),
     "models": ExchangeKind("whole models, sent to neighbours", _MODELS),
-    "pairs": ExchangeKind("whole models, averaged in pairs", _MODELS),
+    "pairs": ExchangeKind("whole models, averaged in pairs by half their decoded difference"),
     "copies": ExchangeKind("differences to copies of models that all neighbours follow"),
     "memory": ExchangeKind(
         "memory that is read and added to",
@@ -56,6 +56,13 @@ def refusal(exchange: str, compressor: Compressor) -> str | None:
         )
     if compressor.own_momentum and exchange in ("differences", "displacements", "copies"):
         return "it corrects the momentum of gradients, which are not what is sent; use topk"
+    if exchange == "pairs" and not compressor.rounds_models:
+        return (
+            "it sends whole models, of which that would leave too little for two to come near each "
+            "other; use fp16, bf16 or int8"
+        )
+    if exchange == "pairs" and compressor.feedback:
+        return "a model is no part of a sum that could be paid later; leave out feedback=true"
     if exchange == "copies" and compressor.overshoots:
         return f"{_TOO_FAR}; use sign, topk or int4"
     if exchange in ("server", "displacements") and compressor.down and compressor.overshoots:

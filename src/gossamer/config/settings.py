@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
@@ -17,7 +17,7 @@ from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.groups import Groups, even_groups, groups_of
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
-from gossamer.optim.schedules import make_schedule
+from gossamer.optim.schedules import Schedule, make_schedule
 from gossamer.own_code import absolute
 from gossamer.pipeline.stages import StageCut, cut_model
 from gossamer.precision import PRECISIONS, default_precision, has_tf32
@@ -141,7 +141,7 @@ class Settings:
             self.method.check_newcomers()
         # Whatever would fail when the run is built fails here, before anything is written.
         self.method.check_kind(isinstance(self.rule, Sgd), self.rule.name)
-        make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.replicas)
+        self._check_growth()
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
         shares(self.task.train.labels, self.replicas, self.split, self.seed)
@@ -163,22 +163,45 @@ class Settings:
                 f"{self.method}: a replica needs {shape.machines} workers, which do not divide the "
                 f"{workers} of the cluster; choose stages and tensor that do"
             )
+        if self.microbatches > 1 and shape.machines == 1 and self.method.balance:
+            raise ConfigurationError(
+                f"{self.method}: batches in proportion to speed cannot be divided into "
+                f"{self.microbatches} equal micro-batches; leave out balance or microbatches"
+            )
         if shape.machines > 1:
             shape.schedule(self.batch or 1)
             self.stage_cut()
 
+    def _check_growth(self) -> None:
+        if not self.made_schedule.is_growing:
+            return
+        what = {
+            "balance=speed, which deals batches itself": self.method.balance,
+            "groups, whose members owe each other equal batches": bool(self.method.groups),
+            "stages, which divide equal batches": self.method.shape.machines > 1,
+        }
+        for reason, is_so in what.items():
+            if is_so:
+                raise ConfigurationError(f"the schedule growth does not go with {reason}")
+
+    @cached_property
+    def made_schedule(self) -> Schedule:
+        """The schedule of this run."""
+        return make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.replicas)
+
+    @property
+    def microbatches(self) -> int:
+        """Into how many equal parts the batch of a gradient is divided, one after the other. A
+        replica on one machine takes it whole unless its method is told otherwise."""
+        shape = self.method.shape
+        if shape.machines == 1 and not shape.microbatches:
+            return 1
+        return shape.microbatches_of(self.batch or 1)
+
     def stage_cut(self) -> StageCut:
         """Which parts of the model each machine of a replica has."""
         shape = self.method.shape
-        with torch.random.fork_rng(devices=[]):
-            model = self.task.make_model()
-        inputs = self.task.train.first(2).inputs
-        if not isinstance(inputs, torch.Tensor):
-            raise ConfigurationError(
-                f"the model of {self.task.name} cannot be cut into stages, because it takes its "
-                "inputs by name and a chain takes one tensor"
-            )
-        return cut_model(model, inputs, shape.stages * shape.per_machine, shape.cuts)
+        return stage_cut_of(self.task, shape.stages * shape.per_machine, shape.cuts)
 
     def notices(self) -> list[str]:
         """What a user must be told about these settings."""
@@ -209,7 +232,9 @@ class Settings:
 
     @property
     def steps_per_worker(self) -> int:
-        return max(1, -(-self.samples // ((self.batch or 1) * self.replicas)))
+        ordinary = -(-self.samples // ((self.batch or 1) * self.replicas))
+        share = self.made_schedule.step_share
+        return max(1, ordinary if share == 1.0 else round(ordinary * share))
 
     def as_dict(self) -> dict[str, Any]:
         """For the run folder: plain values, and the options of the method that follow from them."""
@@ -297,3 +322,16 @@ def make_settings(
             raise unknown_name("setting", key, known)
     made = loaded_task(task, data)
     return Settings(made, parse_method(method), load_cluster(cluster), **choices).resolved()
+
+
+def stage_cut_of(task: Task, chunks: int, given: Sequence[int] = ()) -> StageCut:
+    """A task's model, cut by the work of its parts or at `given` ones."""
+    with torch.random.fork_rng(devices=[]):
+        model = task.make_model()
+    inputs = task.train.first(2).inputs
+    if not isinstance(inputs, torch.Tensor):
+        raise ConfigurationError(
+            f"the model of {task.name} cannot be cut into stages, because it takes its inputs by "
+            "name and a chain takes one tensor"
+        )
+    return cut_model(model, inputs, chunks, given)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,6 +83,47 @@ def one_fragment_is_the_model(spec: MethodSpec) -> str:
         one = dataclasses.replace(spec, options={**options, "fragments": 1, "by": division})
         require(torch.equal(_trained(one), whole), f"by={division} changes its bits")
     return "whichever way it is divided"
+
+
+def meets_once_a_period(spec: MethodSpec) -> str:
+    """Every fragment meets once in every period, and the next one at least floor(H / F) steps
+    later, so that with a smaller delay no two are on the wire at once."""
+    period, count, periods = 6, 3, 4
+    options = {**spec.options, "period": period, "fragments": count, "delay": 1}
+    divided = dataclasses.replace(spec, options=options, compressor=None)
+    simulation = build(
+        pieces(3, 2, 1), divided, cluster_of(4), steps=period * periods, engine="none"
+    )
+    world = simulation.world
+    met: list[tuple[int, int]] = []
+    usual = world.collectives.join
+
+    def watched(kind: str, rank: int, value: Tensor, *rest: Any) -> Any:
+        if rank == 0 and kind == "all_reduce":
+            met.append((world.steps_of(0), value.numel()))
+        return usual(kind, rank, value, *rest)
+
+    setattr(world.collectives, "join", watched)  # noqa: B010 - of this one world
+    simulation.run()
+    for first in range(0, len(met), count):
+        sizes = sorted(size for _, size in met[first : first + count])
+        require(sizes == [1, 2, 3], f"a period's meetings have {sizes} numbers, expected 1, 2, 3")
+    require(len(met) == count * periods, f"{len(met)} meetings in {periods} periods")
+    gaps = [after[0] - before[0] for before, after in pairwise(met)]
+    require(min(gaps) >= period // count, f"two meetings began {min(gaps)} steps apart")
+    return f"{len(met)} meetings in {periods} periods"
+
+
+def begins_from_one_model(spec: MethodSpec) -> str:
+    """All workers and the centre begin with the same bits."""
+    simulation = build(pieces(3, 2, 1), spec, cluster_of(4), steps=8, engine="none")
+    first = rows(simulation)
+    require(bool((first == first[0]).all()), "the workers' first models differ")
+    if simulation.world.servers:
+        apart = float((centre(simulation) - first[0]).abs().max())
+        require(apart == 0.0, f"the servers begin {apart:.2g} away from the workers")
+    simulation.run()
+    return "the same bits at all ends"
 
 
 def agrees_on_one_model(spec: MethodSpec) -> str:
@@ -173,6 +215,8 @@ OUTER_LAWS: dict[str, tuple[Callable[[MethodSpec], str], Callable[[MethodSpec], 
     "all_reduce at period 1": (is_all_reduce, _all_meet),
     "local_sgd at rate 1": (is_local_sgd, _all_meet),
     "one fragment is the model": (one_fragment_is_the_model, _has_fragments),
+    "every fragment meets once a period": (meets_once_a_period, _has_fragments),
+    "begins from one model": (begins_from_one_model, _is_outer),
     "one outer model after a meeting": (agrees_on_one_model, _all_meet),
     "nothing moves without gradients": (stands_still, _is_outer),
     "moves the way its workers went": (moves_along, _is_outer),

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import (  # pyright: ignore[reportMissingImpor
     SingleDeviceStrategy,
 )
 from lightning.pytorch.trainer.connectors.logger_connector.result import (  # pyright: ignore[reportMissingImports]
-    _ResultMetric,
+    _ResultMetric,  # pyright: ignore[reportPrivateUsage]
 )
 from torch.utils import _pytree as pytree
 
@@ -29,9 +29,8 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
         trainer = lightning.Trainer(strategy=JoinedStrategy("ad_psgd"), max_epochs=3)
 
     Training batches are shared out; validation during `fit` is of the output model, on all of its
-    data. Decisions, such as those of EarlyStopping, and what is logged with `sync_dist` are made
-    with the others. After `fit` the model is the output. Worker 0 writes checkpoints and logs; a
-    checkpoint from before the end holds its own model.
+    data. EarlyStopping's decisions and what is logged with `sync_dist` are made together.
+    After `fit` the model is the output. Worker 0 logs, and writes checkpoints of its own model.
     """
 
     def __init__(
@@ -63,12 +62,12 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
                 "configure_optimizers; give it all parameters, in groups"
             )
         steps = self._steps or (trainer.max_steps if trainer.max_steps > 0 else 1000)
-        worker = join(self.lightning_module, self.optimizers[0], self._method, steps=steps)
+        module: Any = self.lightning_module
+        worker = join(module, self.optimizers[0], self._method, steps=steps)
         check_whole_batches("Lightning", worker)
         self.worker = worker.open()
         self.optimizers = [worker.optimizer]
-        # The loader for training is shared out here. A strategy is not told which one that is, so
-        # its source is changed.
+        # A strategy is not told which loader is for training, so that loader's source is changed.
         trainer._accelerator_connector.use_distributed_sampler = False
         source = trainer.fit_loop._data_source
         plain = source.dataloader

@@ -42,15 +42,16 @@ class JoinedTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues, report
         self.worker: JoinedWorker | None = None
         """The coupled worker, once training has begun."""
         if rank() > 0:
-            self.args.output_dir = os.path.join(self.args.output_dir, f"worker-{rank()}")
+            self.args.output_dir = os.path.join(self.args.output_dir or ".", f"worker-{rank()}")
             self.args.disable_tqdm = True
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
         if self.worker is None:
             # Trainer asks for the loader first, and counts its steps by it.
+            model: Any = self.model
             self.worker = join(
-                self.model, self.create_optimizer(), self._method, seed=self.args.seed,
+                model, self.create_optimizer(), self._method, seed=self.args.seed,
                 steps=self._expected_steps(loader),
             )  # fmt: skip
             check_whole_batches("Trainer", self.worker)

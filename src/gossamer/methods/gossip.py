@@ -1,20 +1,23 @@
-"""Gossip: pull, push, push-sum and NoLoCo. Nobody waits for everybody."""
+"""Gossip: pull, push, push-sum and NoLoCo; and workers that train apart and look at each other now
+and then: codistillation and population based training. Nobody waits for everybody."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, inf
 
 import torch
 from torch import Tensor
 
-from gossamer.errors import PeerLost
+from gossamer.errors import ConfigurationError, PeerLost, unknown_name
 from gossamer.methods.neighbourhood import Neighbourhood
 from gossamer.payload import payload
 from gossamer.pending import Pending
-from gossamer.replica import Replica
+from gossamer.replica import SCORE, Replica, score_of
 from gossamer.rules import mean_in_order
 from gossamer.topology import paired
-from gossamer.worker import Message, Worker
+from gossamer.worker import Gradient, Lesson, Message, Worker
 
 
 async def pull_gossip(w: Worker, x: Replica, *, beta: float = 0.5, period: int = 1) -> None:
@@ -126,3 +129,137 @@ async def _mean_of_pair(w: Worker, mine: Tensor, t: int) -> Tensor:
     except PeerLost:
         return mine
     return mean_in_order([mine, theirs] if w.rank < partner else [theirs, mine])
+
+
+# ---------------------------------------------------------------------- apart, and looking
+
+
+async def codistill(
+    w: Worker, x: Replica, *, weight: float = 1.0, period: int = 50, teachers: int = 1,
+    burn_in: float = 0.1,
+) -> None:  # fmt: skip
+    """Anil et al. 2018: workers train apart, and each learns what others predict for its batches.
+
+    Once a period a worker reads the models of so many others, and until the next time adds `weight`
+    times the loss against their mean prediction to its own. In the first part of the run, the share
+    `burn_in`, they predict nothing worth learning. Promises: models are never mixed.
+    """
+    begins = ceil(burn_in * w.expected_steps)
+    lesson: Lesson | None = None
+    for t in w.steps():
+        if t >= begins and (t - begins) % period == 0 and w.peers:
+            chosen = w.rng.sample(list(w.peers), min(teachers, len(w.peers)))
+            lesson = None  # the old models are not held beside the new ones
+            lesson = await _read_teachers(w, chosen, weight)
+        gradient = w.gradient(x, lesson=lesson)
+        x.descend_(await gradient)
+        _follow_loss(x, gradient, period)
+
+
+async def _read_teachers(w: Worker, peers: Sequence[int], weight: float) -> Lesson | None:
+    """The models of those that are alive; nothing where nobody is."""
+    models: list[Tensor] = []
+    for reading in [w.read(peer) for peer in peers]:
+        try:
+            models.append(await reading)
+        except PeerLost:
+            pass  # its death was not known when it was drawn
+    return Lesson(models, weight) if models else None
+
+
+def _follow_loss(x: Replica, gradient: Gradient, period: int) -> None:
+    """A worker's score is the mean loss of about the last `period` steps."""
+    if gradient.loss is None:
+        return
+    loss = gradient.loss.detach().reshape(1).nan_to_num(nan=inf)
+    known = x.memory.get(SCORE)
+    x.memory[SCORE] = loss.clone() if known is None else known.lerp(loss, 1.0 / period)
+
+
+@payload
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A member of a population asks for a better one's model, and says what its own is worth."""
+
+    score: float
+
+
+@payload
+@dataclass(frozen=True, slots=True)
+class Elite:
+    """A better member's model, what it is worth, and its factors of the hyper-parameters."""
+
+    model: Tensor
+    score: float
+    factors: Tensor
+    life: int
+    """How often it had copied another one before."""
+
+
+async def pbt(
+    w: Worker, x: Replica, *, period: int = 50, tune: str = "all", spread: float = 3.0,
+    change: float = 0.2,
+) -> None:  # fmt: skip
+    """Jaderberg et al. 2017, population based training, with nobody in the centre.
+
+    Every worker but the first begins with hyper-parameters up to `spread` times larger or smaller.
+    Once a period it asks another one, which sends its model and settings if its loss of late is
+    lower; these are copied, and each setting changed by the share `change`, up or down. `tune` is
+    all, or names as in learning_rate/momentum. Promises: nobody waits; the best is never lost.
+    """
+    names = _names_to_tune(tune, x.tunable)
+    factors = x.memory.setdefault("factors", _first_factors(w, len(names), spread))
+    life = x.memory.setdefault("life", torch.zeros(1, dtype=torch.int64))
+
+    def take(source: int, its_life: int, new: Tensor) -> None:
+        factors.copy_(new)
+        w.observe("copied from", source)
+        w.observe("in its life", its_life)
+        for name, factor in zip(names, factors.tolist(), strict=True):
+            w.observe(f"factor of {name}", factor)
+        x.tune_(dict(zip(names, factors.tolist(), strict=True)))
+
+    take(w.rank, int(life), factors)
+    for t in w.steps():
+        gradient = w.gradient(x)
+        x.descend_(await gradient)
+        _follow_loss(x, gradient, period)
+        for asked in w.collect("rival"):
+            mine = score_of(x.memory)
+            if asked.source in w.live and _is_better(mine, asked.payload.score):
+                elite = Elite(x.snapshot(), mine, factors.clone(), int(life))
+                w.send(asked.source, elite, tag="elite")
+        answers = w.collect("elite")
+        best = min(answers, key=lambda answer: answer.payload.score, default=None)
+        if best is not None and _is_better(best.payload.score, score_of(x.memory)):
+            elite = best.payload
+            x.assign_(elite.model)
+            x.reset_optimiser_()
+            if elite.score < inf:
+                x.memory[SCORE] = torch.full((1,), elite.score)
+            up_or_down = [w.rng.choice((1.0 - change, 1.0 + change)) for _ in names]
+            life += 1
+            take(best.source, elite.life, elite.factors * torch.tensor(up_or_down))
+        if (t + 1) % period == 0 and w.peers:
+            w.send(w.rng.choice(w.peers), Rival(score_of(x.memory)), tag="rival")
+
+
+def _is_better(one: float, other: float) -> bool:
+    """Where no losses are computed every answer is a model, which is the most that can travel."""
+    return one < other or one == other == inf
+
+
+def _names_to_tune(asked: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(known) if asked == "all" else tuple(asked.split("/"))
+    for name in names:
+        if name not in known:
+            raise unknown_name("pbt tune", name, ["all", *known])
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"pbt: tune={asked} names something twice; name each once")
+    return names
+
+
+def _first_factors(w: Worker, count: int, spread: float) -> Tensor:
+    """Even in the logarithm; the first worker has the settings of the user."""
+    drawn = [spread ** w.rng.uniform(-1.0, 1.0) for _ in range(count)]
+    return torch.tensor([1.0] * count if w.rank == 0 else drawn)

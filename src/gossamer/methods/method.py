@@ -31,7 +31,7 @@ WAITS_FOR = {
     "nobody": False,
 }
 """What a worker may wait for, and whether one slow worker then sets everybody's pace."""
-OUTPUTS = ("mean", "centre", "server", "moving average", "ensemble")
+OUTPUTS = ("mean", "centre", "server", "moving average", "best", "ensemble")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Method:
     family: str
     paper: str
     output: str
-    """Which model the user gets: mean, centre, server or ensemble."""
+    """Which model the user gets: mean, centre, server, best or ensemble. The best worker's is that
+    with the least score, which the method keeps in its replicas' memory."""
     worker: Role
     promises: Promises
     server: Role | None = None
@@ -103,6 +104,10 @@ class Method:
 
     default_compressor: str = ""
     """What it compresses with unless the user names another, if it is made for compression."""
+    compares_losses: bool = False
+    """Whether it looks at the loss of each gradient, which a user's loop must then report."""
+    acts_by_losses: bool = False
+    """Whether what is sent depends on them, so that events cannot be made again without values."""
     normalises: bool = False
     """Whether its steps do not grow with its gradients, so that a clip does not shorten them."""
     about: str = ""

@@ -103,8 +103,8 @@ _ROWS = (
         "ad_psgd", "decentralised", "Lian et al. 2018, Algorithms 2-4", "mean",
         decentralised.ad_psgd,
         Promises(
-            True, "partner", "none", True, "1 (2 where all offer)", traffic.offers,
-            memory=lambda p, o: 1.0,
+            True, "partner", "none", True, "1 (2 where all offer)",
+            lambda p, o: traffic.offers(p, o) * o.get("compressed", 1.0), memory=lambda p, o: 1.0,
         ),
         shares_replica=True,
         is_synchronous=lambda options: False,
@@ -427,6 +427,33 @@ _ROWS = (
         ),
         is_synchronous=lambda options: False,
         exchange="nothing",
+    ),
+    Method(
+        "codistill", "independent", "Anil et al. 2018", "best", gossip.codistill,
+        Promises(
+            True, "peer's card", "0", True, "teachers (1 - burn_in) / period",
+            lambda p, o: min(o["teachers"], p - 1) * (1 - o["burn_in"]) / o["period"],
+            memory=lambda p, o: 1.0 * min(o["teachers"], p - 1),
+        ),
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {
+            "period": _period(steps, 50), "teachers": max(1, workers - 1),
+        },
+        paper_values={"period": 50},
+        compares_losses=True,
+        exchange="models",
+    ),
+    Method(
+        "pbt", "independent", "Jaderberg et al. 2017", "best", gossip.pbt,
+        Promises(
+            False, "nobody", "0", True, "at most 1 / period", lambda p, o: (p > 1) / o["period"],
+            is_traffic_a_bound=True, memory=lambda p, o: (p > 1) * 3.0,
+        ),
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {"period": _period(steps, 50)},
+        compares_losses=True,
+        acts_by_losses=True,
+        exchange="models",
     ),
 )  # fmt: skip
 

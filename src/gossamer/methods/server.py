@@ -375,16 +375,17 @@ async def clock_server(
             answer(w, x, granted, slowest)
 
 
-async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
+async def hogwild(w: Worker, x: Replica, *, pieces: int = 8, sparse: bool = False) -> None:
     """Recht et al. 2011, HOGWILD!: shared parameters without locks.
 
     Component-wise adds are atomic, so no update is lost. An update is added in `pieces`, and a
-    reader may see only some of them. Each update is a step of the worker's own optimiser.
+    reader may see only some of them. With `sparse`, as in the paper, only the components that it
+    changes are added, one after the other. Each update is a step of the worker's own optimiser.
     """
     shards = Shards(w)
     for _ in w.steps():
         point = torch.cat(await shards.read())
         x.assign_(point)
         x.descend_(await w.gradient(x))
-        await shards.accumulate(x.snapshot() - point, pieces=pieces)
+        await shards.accumulate(x.snapshot() - point, pieces=0 if sparse else pieces)
         w.observe("shared update")

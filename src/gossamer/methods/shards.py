@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -74,14 +75,14 @@ class Shards:
         return gather([self._w.read(server) for server in self._w.servers])
 
     def accumulate(self, delta: Tensor, *, pieces: int = 1) -> Pending[list[None]]:
-        """One-sided: add a delta, in pieces between which others may read."""
+        """One-sided: add a delta, in pieces between which others may read; with 0 pieces, every
+        run of components that are not zero."""
         w = self._w
         adds: list[Pending[None]] = []
         for server, part in zip(w.servers, w.slices, strict=True):
-            start = 0
-            for piece in delta[part].chunk(pieces):
-                adds.append(w.accumulate(server, piece, start=start))
-                start += piece.numel()
+            own = delta[part]
+            for begin, end in _runs(own) if pieces == 0 else _even(len(own), pieces):
+                adds.append(w.accumulate(server, own[begin:end], start=begin))
         return gather(adds)
 
     def _cut(self, gradient: Tensor | None, clock: int) -> Sequence[Push]:
@@ -89,3 +90,17 @@ class Shards:
         return [
             Push(part, version, clock) for part, version in zip(parts, self._versions, strict=True)
         ]
+
+
+def _even(length: int, pieces: int) -> list[tuple[int, int]]:
+    """Where pieces of about the same length begin and end."""
+    size = max(1, -(-length // pieces))
+    return [(begin, min(begin + size, length)) for begin in range(0, length, size)]
+
+
+def _runs(delta: Tensor) -> list[tuple[int, int]]:
+    """Where runs of components that are not zero begin and end."""
+    changed = delta.nonzero().flatten().tolist()
+    begins = [at for before, at in pairwise([-2, *changed]) if at != before + 1]
+    ends = [at + 1 for at, after in pairwise([*changed, -2]) if after != at + 1]
+    return list(zip(begins, ends, strict=True))

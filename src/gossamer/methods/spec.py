@@ -387,14 +387,17 @@ _AT_LEAST_ONE = (
     "quorum",
     "inner",
     "sites",
+    "teachers",
+    "spread",
 )
 _NOT_NEGATIVE = (
     "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta",
-    "delay", "grace", "patience",
+    "delay", "grace", "patience", "weight",
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
     "introduce", "decay", "mean_square", "mu", "gamma", "warmup", "beta1", "beta2", "mix",
+    "burn_in", "change",
 )  # fmt: skip
 
 

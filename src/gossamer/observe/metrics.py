@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gossamer.observe.lineage import Lineage
 from gossamer.observe.noise_scale import NoiseScale, mean_of_sums, ratio
 from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
 
@@ -92,6 +93,7 @@ class Metrics(Observer):
         """The steps that a peer had made since the model that it gave in an exchange."""
         self.told: dict[str, Tally] = {}
         """The numbers that methods have reported, by name."""
+        self.lineage = Lineage()
         self._losses: list[Tensor] = []
         self.noise = NoiseScale()
         """Of the gradients computed here."""
@@ -136,6 +138,9 @@ class Metrics(Observer):
             self.global_staleness.add(missed_of_all)
 
     def observed(self, end: int, what: str, value: float, at_ns: int) -> None:
+        steps = self.workers[end].steps if end in self.workers else 0
+        if self.lineage.hears(end, what, value, steps, at_ns):
+            return
         self.told.setdefault(what, Tally()).add(value)
 
     def told_of(self, what: str) -> Tally:
@@ -169,6 +174,10 @@ class Metrics(Observer):
     def noise_scale(self) -> float | None:
         """In samples."""
         return ratio(mean_of_sums([self.noise.sums, *self._noises]))
+
+    def known_noise(self) -> float | None:
+        """The same, where something else asks for it now and then."""
+        return self.noise_scale
 
     def take_losses(self) -> list[Tensor]:
         """The losses since the last time."""
@@ -209,6 +218,7 @@ class Metrics(Observer):
             "staleness": {str(missed): count for missed, count in sorted(self.histogram.items())},
             "observed": self.tallies,
             "noise": self.noise.sums,
+            "lineage": self.lineage.state(),
             "longest_step_gap_seconds": (own.gap[1] - own.gap[0]) / SECOND,
             "longest_step_gap_at": own.gap[0] / SECOND,
         }
@@ -236,6 +246,7 @@ class Metrics(Observer):
             (gap_at, gap_at + gap),
         )  # fmt: skip
         self._noises.append(state.get("noise", []))
+        self.lineage.load(state.get("lineage", []))
         for missed, count in state["staleness"].items():
             self.staleness.add(int(missed) * count, int(missed), count)
             self.histogram[int(missed)] += count
@@ -299,4 +310,5 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
         "max_queue": metrics.told_of("queue").most,
         "dropped_gradients": metrics.told_of("dropped").count,
         **_of_exchanges(metrics, steps),
+        **({"lineage": metrics.lineage.entries} if metrics.lineage.entries else {}),
     }

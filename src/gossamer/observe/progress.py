@@ -14,7 +14,7 @@ from rich.jupyter import JupyterMixin
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 _REFRESHES_PER_SECOND = 4
 
 

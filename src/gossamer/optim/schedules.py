@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the factor on the base rate, as a pure function of the epoch.
+"""Schedules: the factor on the base rate, as a pure function of the epoch, and how batches grow.
 
 The epoch is a real number: the samples that all workers have processed, over the size of the data
 set. So asynchronous workers agree on the rate without counting each other's steps. Every schedule
@@ -15,6 +15,7 @@ import bisect
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -71,6 +72,32 @@ class Schedule(ABC):
         if start is None:
             start = 1.0 / scale if scale > 1.0 else 0.1
         return scale * (start + (1.0 - start) * epoch / self.warmup)
+
+    def multiple(self, epoch: float, noise: float | None) -> int:
+        """How many ordinary batches a worker's batch has at an epoch; `noise` is the noise scale of
+        the gradients in samples, over the samples of an ordinary step of all workers."""
+        return 1
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether batches may grow."""
+        return False
+
+    @property
+    def follows_noise(self) -> bool:
+        """Whether batches follow the noise of gradients."""
+        return False
+
+    @property
+    def largest_multiple(self) -> int:
+        """The most ordinary batches that a batch can have."""
+        return 1
+
+    @property
+    def step_share(self) -> float:
+        """How many steps the run has, of those that it would have with ordinary batches, as far as
+        that is known beforehand."""
+        return 1.0
 
     @property
     def _scale(self) -> float:
@@ -167,8 +194,89 @@ class Linear(Schedule):
         return 1 - self._progress(epoch)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Growth(Step):
+    """Batches grow instead of the rate falling (Smith, Kindermans, Ying and Le, 2018).
+
+    At each epoch of `at`, where `step` would divide the rate by the factor `by`, the batch of every
+    worker is multiplied by it, up to `most` ordinary batches; from there on the rate falls. With
+    by=noise the batches of all workers together follow the noise scale of the gradients instead, in
+    powers of two (McCandlish, Kaplan, Amodei et al., 2018): they never shrink, and the rate stays.
+    """
+
+    name = "growth"
+    description = "the batch is multiplied by a factor at the given epochs, or follows the noise"
+
+    by: int | Literal["noise"] = 5
+    most: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("growth: most", self.most, 1)
+        if self.by == "noise":
+            if self.at is not None:
+                raise ConfigurationError(
+                    "growth: with by=noise the gradients say when batches grow, got at="
+                    f"{self._drops_text}; leave one of them out"
+                )
+        elif self.by < 2:
+            raise ConfigurationError(f"growth: by must be at least 2 or noise, got {self.by}")
+        if self.gamma != Step.gamma:
+            raise ConfigurationError("growth has no gamma; by says by how much batches grow")
+
+    @property
+    def is_growing(self) -> bool:
+        return True
+
+    def multiple(self, epoch: float, noise: float | None) -> int:
+        if self.by == "noise":
+            whole = int(min(noise or 1.0, self.most))
+            return 1 << max(0, whole.bit_length() - 1)
+        return min(self.most, self.by ** bisect.bisect_right(self._drops, epoch))
+
+    @property
+    def follows_noise(self) -> bool:
+        return self.by == "noise"
+
+    @property
+    def largest_multiple(self) -> int:
+        return self.most if self.by == "noise" else self.multiple(self.epochs, None)
+
+    @property
+    def step_share(self) -> float:
+        if self.by == "noise":
+            return 1.0
+        marks = [0.0, *(one for one in self._drops if one < self.epochs), self.epochs]
+        steps = sum((end - start) / self.multiple(start, None) for start, end in pairwise(marks))
+        return steps / self.epochs
+
+    def _shape(self, epoch: float) -> float:
+        if self.by == "noise":
+            return 1.0
+        wanted = self.by ** bisect.bisect_right(self._drops, epoch)
+        return self.multiple(epoch, None) / wanted
+
+
+class BatchGrowth:
+    """The batches of one run, which grow with its epochs or with the noise of its gradients."""
+
+    def __init__(self, schedule: Schedule, samples: int, noise: Callable[[], float | None]) -> None:
+        """`samples` are those of an ordinary step of all workers; `noise` says the noise scale."""
+        self._schedule, self._samples, self._noise = schedule, samples, noise
+        self.step_share = schedule.step_share
+        self.now = 1
+        """How many ordinary batches a batch has."""
+
+    def at(self, epoch: float) -> int:
+        """The same at an epoch; batches never shrink."""
+        noise = self._noise()
+        ratio = None if noise is None else noise / self._samples
+        self.now = max(self.now, self._schedule.multiple(epoch, ratio))
+        return self.now
+
+
 _CLASSES: dict[str, type[Schedule]] = {
-    schedule.name: schedule for schedule in (Constant, Step, Cosine, Linear)
+    schedule.name: schedule for schedule in (Constant, Step, Cosine, Linear, Growth)
 }
 
 SCHEDULES: dict[str, str] = {name: made.description for name, made in _CLASSES.items()}

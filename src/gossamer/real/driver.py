@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from gossamer.errors import PeerLost, RunFailed, RunOver
 from gossamer.mailbox import Receive
 from gossamer.observe.observer import SECOND, Span
-from gossamer.pending import Pending
+from gossamer.pending import Pending, check_awaited
 from gossamer.real.transports.transport import Stopped, StopToken
 
 T = TypeVar("T")
@@ -84,6 +84,13 @@ class Waiting:
         ]  # fmt: skip
 
 
+def _next_of(coroutine: Coroutine[Any, Any, Any]) -> Pending[Any]:
+    """Run a coroutine up to what it awaits next."""
+    found = coroutine.send(None)
+    check_awaited(found, "it")
+    return found
+
+
 class Driver:
     """Runs the coroutines of one process."""
 
@@ -114,7 +121,7 @@ class Driver:
         self.turns.enter("run")
         try:
             while True:
-                pending = coroutine.send(None)
+                pending = _next_of(coroutine)
                 if not pending.done:
                     self._wait_a_turn(pending, task)
         except StopIteration as end:
@@ -130,7 +137,7 @@ class Driver:
             pending = coroutine.throw(RunOver())
             while True:
                 self.wait(pending)
-                pending = coroutine.send(None)
+                pending = _next_of(coroutine)
         except (RunOver, StopIteration):
             return
 
@@ -176,7 +183,7 @@ class Driver:
         """Run a task that makes this result up to its first wait; the thread that awaits the result
         runs the rest. What the task waits for is not booked, as it is a part of the result."""
         try:
-            awaited = task.send(None)
+            awaited = _next_of(task)
         except StopIteration:
             return
 
@@ -185,7 +192,7 @@ class Driver:
             try:
                 while True:
                     self.wait(awaited, "group", is_booked=False)
-                    awaited = task.send(None)
+                    awaited = _next_of(task)
             except StopIteration:
                 return
 
@@ -269,7 +276,7 @@ class _SideTask:
         driver, left = self._driver, most
         try:
             while not driver.stop.is_set:
-                pending = self._coroutine.send(None)
+                pending = _next_of(self._coroutine)
                 if pending.done:
                     left = most if type(pending) is Receive else left - 1
                     if not left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from gossamer.payload import payload
 from gossamer.real.replicas import PublishedReplica
 from gossamer.rules import mean_of_models
-from gossamer.tasks.evaluator import output_parameters
+from gossamer.tasks.evaluator import best_of, output_parameters
 
 
 @payload
@@ -24,6 +25,8 @@ class Contribution:
     buffers: Tensor
     counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     """Buffers that no mean can be made of, as bytes."""
+    score: float = math.inf
+    """What the model is worth, less being better, where the output is the best worker's."""
 
     @staticmethod
     def of_server(replica: PublishedReplica) -> Contribution:
@@ -35,6 +38,9 @@ def combined(
     output: str, workers: Sequence[Contribution], servers: Sequence[Contribution]
 ) -> Contribution:
     """The output model and its buffers, from what all workers and servers contribute."""
+    if output == "best":
+        best = workers[best_of([w.score for w in workers])]
+        return Contribution(best.value.cpu(), 1.0, best.buffers.cpu(), best.counters)
     value = output_parameters(
         output, _stacked([w.value for w in workers]), [w.weight for w in workers],
         [server.value.cpu() for server in servers],

@@ -8,7 +8,7 @@ equal inputs give equal bits in both worlds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import RLock
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.optimisers import Optimiser, clip_one
+from gossamer.optim.tuning import RATE, SCHEDULE, tunable_names, tuned_optimiser
 from gossamer.real.transports.buffers import joined
 
 Guard = AbstractContextManager[None]
@@ -45,6 +46,8 @@ class PublishedReplica:
         self.version = 0
         self.read: Sequence[int] = ()
         """The version at which a worker's last gradient was begun."""
+        self.late = 0
+        """How many steps older than that the parameters were with which it was made."""
         self.output: Tensor | None = None
         self.memory: dict[str, Tensor] = {}
         self.uses_weight = False
@@ -89,7 +92,7 @@ class PublishedReplica:
         share: float = 1.0,
     ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
-            self._on_stale(self.version - version, time.monotonic_ns())
+            self._on_stale(self.version - version + self.late, time.monotonic_ns())
         self._descend(gradient, at, share)
 
     def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
@@ -114,17 +117,20 @@ class WindowReplica(PublishedReplica):
     """A replica with an optimiser of ours beside it."""
 
     def __init__(
-        self, place: Place, optimiser: Optimiser, learning_rate: Callable[[], float],
-        clip: float | None = None, clips_first: bool = False,
+        self, place: Place, optimiser: Optimiser, learning_rate: Callable[[float], float],
+        clip: float | None = None, clips_first: bool = False, *, has_schedule: bool = False,
     ) -> None:  # fmt: skip
-        """`clips_first` says that gradients are clipped before they are sent, and not again."""
+        """`learning_rate` gives the rate at a pace of the schedule. `clips_first` says that
+        gradients are clipped before they are sent, and not again."""
         super().__init__(place)
         self._has_begun = False
         self._begun: tuple[Tensor, float] | None = None
         """Value and weight at the beginning of a step during which others must see no change."""
         self.steps = 0
         """How many steps the optimiser has made since it was new or reset."""
-        self.optimiser = optimiser
+        self.optimiser = self._asked = optimiser
+        self._has_schedule = has_schedule
+        self._factors: Mapping[str, float] = {}
         self.state = {
             slot: torch.full_like(self.window, optimiser.initial(slot)).unsqueeze(0)
             for slot in optimiser.slots
@@ -135,14 +141,23 @@ class WindowReplica(PublishedReplica):
 
     @property
     def learning_rate(self) -> float:
-        return self._learning_rate()
+        factors = self._factors
+        return self._learning_rate(factors.get(SCHEDULE, 1.0)) * factors.get(RATE, 1.0)
+
+    @property
+    def tunable(self) -> tuple[str, ...]:
+        return tunable_names(vars(self._asked), has_schedule=self._has_schedule)
+
+    def tune_(self, factors: Mapping[str, float]) -> None:
+        self._factors = dict(factors)
+        self.optimiser = tuned_optimiser(self._asked, factors)
 
     def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
         rows = (gradient if self._clips_first else self.clipped(gradient)).unsqueeze(0)
         with self._guard:
             self.optimiser.descend_(
                 self.window.unsqueeze(0), rows, self.state, [self.steps],
-                self._learning_rate() * share, None if at is None else at.unsqueeze(0),
+                self.learning_rate * share, None if at is None else at.unsqueeze(0),
             )  # fmt: skip
             self.version += 1
             self.steps += 1

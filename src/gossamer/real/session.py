@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compression.compressed_worker import compressed
-from gossamer.errors import ConfigurationError, Error, Late, PeerLost
+from gossamer.errors import Error, Late, PeerLost
 from gossamer.groups import Grouping, Groups, even_groups, role_of
 from gossamer.methods import MethodSpec, for_role
 from gossamer.methods.method import Role
@@ -102,11 +102,6 @@ class Session:
         """The worker's coroutine, once it is made."""
 
     def _found_grouping(self) -> Grouping:
-        if self.spec.shape.machines > 1:
-            raise ConfigurationError(
-                f"{self.spec}: a loop of your own trains on one worker per replica; leave out "
-                "stages= and tensor=, or use gossamer train"
-            )
         return _grouping(self.spec.groups, self.transport)
 
     def _found_addresses(self, layout: Layout) -> Addresses:

@@ -22,10 +22,10 @@ from gossamer.real.silent_peers import Silence
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.transport import StopToken, Transport
 from gossamer.replica import Fragment, Layout, Replica
-from gossamer.worker import Gradient, Left, Message, Tag, check_idle
+from gossamer.worker import Gradient, Left, Lesson, Message, Tag, check_idle
 
 T = TypeVar("T")
-MakeGradient = Callable[[Tensor | Replica, Tensor | None], Gradient]
+MakeGradient = Callable[[Tensor | Replica, Tensor | None, Lesson | None], Gradient]
 Reduce = Callable[[Tensor, Sequence[int]], Pending[Tensor]]
 """Makes the mean of a tensor over some workers."""
 _SENT = Pending.resolved("send", None)
@@ -159,12 +159,14 @@ class RealWorker:
             self.step += 1
         self._observer.began_step(self.rank, time.monotonic_ns())
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
+    def gradient(
+        self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
+    ) -> Gradient:
         if self._gradient is None:
             raise ProtocolError("a server computes no gradients")
         self._updates_read = self._updates
         self._idle = 0
-        return self._gradient(at, batch)
+        return self._gradient(at, batch, lesson)
 
     # ------------------------------------------------------------------ messages
 

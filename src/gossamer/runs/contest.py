@@ -26,6 +26,7 @@ _FIGURES = (
     "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step",
     "noise_scale",
     "compression_ratio", "coding_seconds_per_step", "residual_norm", "displacement_cosine",
+    "bubble_fraction",
 )  # fmt: skip
 
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+import numpy as np
+
 from gossamer.batch_shares import BatchShares, StepTimes, is_settlement
 from gossamer.groups import Groups
+from gossamer.optim.schedules import BatchGrowth
+from gossamer.tasks.split import Indices
 
 
 class Budget:
@@ -27,9 +31,10 @@ class Budget:
         working: Set[int],
         groups: Groups = (),
         shares: BatchShares | None = None,
+        growth: BatchGrowth | None = None,
     ) -> None:
         """`working` always holds the workers that have neither died nor ended. Rounds are cut into
-        equal batches, or by `shares`."""
+        equal batches, or by `shares`; batches may grow."""
         self.samples = samples
         self.batch = batch
         self.processed = 0
@@ -46,6 +51,9 @@ class Budget:
         self._claimed = 0
         self._rounds: list[float] = []
         """The epoch at which each round was opened."""
+        self._growth = growth
+        self._multiples: list[int] = []
+        """For each opened round, how many ordinary batches each worker computes."""
         self._shares = shares
         self._shares_of: list[dict[int, int]] = []
         """For each opened round, the samples of each worker."""
@@ -90,9 +98,29 @@ class Budget:
                 return None
             self._rounds.append(self.epochs_of(self._claimed))
             self._share_out(step)
-            self._claimed += self.batch * len(self._working)
+            self._multiples.append(self._multiple_at(self._rounds[step]))
+            self._claimed += self.batch * self._multiples[step] * len(self._working)
             self._claims.append(self._claimed)
         return self._rounds[step]
+
+    def _multiple_at(self, epoch: float) -> int:
+        return 1 if self._growth is None else self._growth.at(epoch)
+
+    def multiple(self, step: int) -> int:
+        """How many ordinary batches a gradient has that begins now, in this step."""
+        return self._multiples[step] if self.is_synchronous else self._multiple_at(self.epochs)
+
+    def ordinary(self, batch: Indices) -> list[Indices]:
+        """A batch as the ordinary ones that it was made of."""
+        if self._growth is None or len(batch) <= self.batch:
+            return [batch]
+        return np.split(batch, range(self.batch, len(batch), self.batch))
+
+    def expected_steps(self, workers: int) -> int:
+        """About how many steps each worker makes."""
+        ordinary = max(1, -(-self.samples // (self.batch * workers)))
+        share = 1.0 if self._growth is None else self._growth.step_share
+        return ordinary if share == 1.0 else max(1, round(ordinary * share))
 
     def _share_out(self, step: int) -> None:
         if self._shares is None:
@@ -142,7 +170,7 @@ class Budget:
         """A worker left after this many steps, and others process what it owed: its share of the
         rounds that it or others had opened."""
         if self._shares is None:
-            self._claimed -= self.batch * max(0, len(self._rounds) - steps)
+            self._claimed -= self.batch * sum(self._multiples[steps:])
         else:
             self._claimed -= sum(shares.get(rank, 0) for shares in self._shares_of[steps:])
         self._owe_no_more(rank)

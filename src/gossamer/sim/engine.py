@@ -105,9 +105,9 @@ class VectorEngine:
         self._forms = forms
         self._cache = TraceCache(model)
         self._batched = self._batched_over(compiled=False)
-        self._traced: dict[tuple[int, int], Batched] = {}
-        self._compiled_shapes: set[tuple[int, int]] = set()
-        self._uses: dict[tuple[int, int], int] = {}
+        self._traced: dict[tuple[int, ...], Batched] = {}
+        self._compiled_shapes: set[tuple[int, ...]] = set()
+        self._uses: dict[tuple[int, ...], int] = {}
         self._fallback: LoopEngine | None = None
 
     def _batched_over(self, *, compiled: bool) -> Batched:
@@ -152,7 +152,7 @@ class VectorEngine:
             index = torch.arange(width, device=points.device)
             index[rows:] = 0
             points, buffers, batches, keys = (t[index] for t in (points, buffers, batches, keys))
-        inputs, targets = self._model.task.train.at(batches)
+        inputs, targets = self._model.task.train.at(batches, keys)
         try:
             function = self._function(points, buffers, inputs, targets, keys)
             gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
@@ -165,7 +165,7 @@ class VectorEngine:
     def _function(
         self, points: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, keys: Tensor
     ) -> Batched:
-        shape = (points.shape[0], leaves(inputs)[0].shape[1])
+        shape = (*points.shape, leaves(inputs)[0].shape[1])
         arguments = (points, buffers, inputs, targets, keys)
         uses = self._uses[shape] = self._uses.get(shape, 0) + 1
         if self._compiled and uses > max(self._compile_after, self._trace_after):

@@ -41,7 +41,7 @@ class SimulatedGradient(Gradient):
 
     __slots__ = (
         "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch",
-        "key", "loss", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
+        "key", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
         "worker",
     )  # fmt: skip
 
@@ -58,7 +58,6 @@ class SimulatedGradient(Gradient):
         self.paused_ns = 0
         """How much later than planned it is delivered, because its worker was paused."""
         self.value: Tensor | None = None
-        self.loss: Tensor | None = None
         self.statistics: Tensor | None = None
         self._pieces: list[Pending[Tensor]] = []
 
@@ -221,8 +220,17 @@ class GradientBatcher:
     def _evaluate(self) -> None:
         gradients = list(self._unevaluated)
         self._unevaluated.clear()
-        for size in sorted({len(gradient.batch) for gradient in gradients}):
-            self._evaluate_group([one for one in gradients if len(one.batch) == size])
+        kinds = [self._kind(gradient) for gradient in gradients]
+        for kind in sorted(set(kinds)):
+            alike = [one for one, own in zip(gradients, kinds, strict=True) if own == kind]
+            self._evaluate_group(alike)
+
+    def _kind(self, gradient: SimulatedGradient) -> tuple[int, int]:
+        """What gradients have in common that are evaluated together: the size of their batches,
+        and how much their points hold."""
+        value = gradient.point.value
+        width = self._store.parameters.shape[1]
+        return len(gradient.batch), width if value is None else value.numel()
 
     def _evaluate_group(self, gradients: Sequence[SimulatedGradient]) -> None:
         self.evaluations += 1
@@ -238,7 +246,8 @@ class GradientBatcher:
         if self._noise is not None and self._has_losses:
             self._noise.add(result.gradients[:, :width], len(ordered[0].batch))
         for row, gradient in enumerate(ordered):
-            # A point of a pipeline may be two vectors; the gradient is by the first.
+            # A point of a pipeline may be two vectors, and one with a lesson holds its teachers
+            # too; the gradient is by the first.
             value = result.gradients[row][:width]
             gradient.value = value if gradient.weight == 1.0 else value * gradient.weight
             gradient.loss = result.losses[row] if self._has_losses else None
@@ -270,6 +279,9 @@ class Updates:
             return  # this replica is only a copy that moves between two reads of the servers
         known = self.read.get(replica.row) if is_worker and not read else None
         versions = read if known is None else (known[0],)
+        if is_worker and read and world.pipelines is not None:
+            lag = world.pipelines[replica.row].lag
+            versions = [version - lag for version in read]
         end = replica.row if is_worker else world.replicas.index(replica, world.size)
         now = replica.store.versions[replica.row]
         for version in versions:

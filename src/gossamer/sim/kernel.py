@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gossamer.errors import Error, ProtocolError, RunFailed, RunOver, Stalled
-from gossamer.pending import Pending
+from gossamer.pending import Pending, check_awaited
 
 SECOND = 1_000_000_000
 _MOST_NS = (1 << 63) - 1
@@ -163,8 +163,7 @@ class Kernel:
         self._park(task, pending)
 
     def _park(self, task: SimulatedTask, pending: Pending[Any]) -> None:
-        if not isinstance(pending, Pending):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ProtocolError(f"worker {task.worker} awaited {pending!r}: not a Worker's word")
+        check_awaited(pending, f"worker {task.worker}")
         if not torch.is_grad_enabled():
             torch.set_grad_enabled(True)
             raise ProtocolError("torch.no_grad() spans an await and would leak into other workers")

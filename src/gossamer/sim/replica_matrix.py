@@ -7,7 +7,7 @@ about to change. Methods do not notice, because every access goes through `Simul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gossamer.errors import ProtocolError
 from gossamer.optim.optimisers import Optimiser, clip_one, clip_rows
+from gossamer.optim.tuning import RATE, SCHEDULE, tunable_names, tuned_optimiser
 from gossamer.sim.kernel import Kernel
 
 
@@ -49,6 +50,8 @@ class ReplicaStore:
         self.changed_ns = 0
         """When a row was last changed."""
         self._kernel = kernel
+        self.tuned: dict[int, Optimiser] = {}
+        """By row, where it is not the optimiser of all."""
         self._queue: dict[int, tuple[Tensor, float, Tensor | None]] = {}
         self._points: dict[int, list[Point]] = {}
 
@@ -84,26 +87,28 @@ class ReplicaStore:
     ) -> None:
         """Descend along a gradient, which was taken `at` a point if not at the row itself."""
         self.writable(row)
-        self._queue[row] = (gradient, learning_rate, at if self.optimiser.weight_decay else None)
+        optimiser = self.tuned.get(row, self.optimiser)
+        self._queue[row] = (gradient, learning_rate, at if optimiser.weight_decay else None)
         self.versions[row] += 1
 
     def flush(self) -> None:
         """Apply every queued descent, those of one kind in one call."""
         queue, self._queue = self._queue, {}
-        kinds: dict[tuple[float, bool], list[int]] = {}
+        kinds: dict[tuple[float, bool, Optimiser | None], list[int]] = {}
         for row, (_, rate, at) in queue.items():
-            kinds.setdefault((rate, at is None), []).append(row)
-        for (rate, _), rows in kinds.items():
+            kinds.setdefault((rate, at is None, self.tuned.get(row)), []).append(row)
+        for (rate, _, tuned), rows in kinds.items():
             rows.sort()
             points = [at for row in rows if (at := queue[row][2]) is not None]
             self._descend_rows(
                 rows, stack_rows([queue[row][0] for row in rows]), rate,
-                stack_rows(points) if points else None,
+                stack_rows(points) if points else None, tuned or self.optimiser,
             )  # fmt: skip
 
     def _descend_rows(
-        self, rows: list[int], gradients: Tensor, rate: float, points: Tensor | None
-    ) -> None:
+        self, rows: list[int], gradients: Tensor, rate: float, points: Tensor | None,
+        optimiser: Optimiser,
+    ) -> None:  # fmt: skip
         steps = [self.steps[row] for row in rows]
         for row in rows:
             self.steps[row] += 1
@@ -113,14 +118,12 @@ class ReplicaStore:
         if last - first == len(rows):
             # Neighbouring rows are updated in place.
             state = {slot: matrix[first:last] for slot, matrix in self.state.items()}
-            self.optimiser.descend_(
-                self.parameters[first:last], gradients, state, steps, rate, points
-            )
+            optimiser.descend_(self.parameters[first:last], gradients, state, steps, rate, points)
             return
         index = torch.tensor(rows, device=self.parameters.device)
         parameters = self.parameters[index]
         state = {slot: matrix[index] for slot, matrix in self.state.items()}
-        self.optimiser.descend_(parameters, gradients, state, steps, rate, points)
+        optimiser.descend_(parameters, gradients, state, steps, rate, points)
         self.parameters[index] = parameters
         for slot, matrix in self.state.items():
             matrix[index] = state[slot]
@@ -152,15 +155,21 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
 class SimulatedReplica:
     """A row of the store, as a method sees it (the `Replica` protocol)."""
 
-    __slots__ = ("_learning_rate", "_on_descend", "memory", "output", "row", "store", "weight")
+    __slots__ = (
+        "_factors", "_has_schedule", "_learning_rate", "_on_descend", "memory", "output", "row",
+        "store", "weight",
+    )  # fmt: skip
 
     def __init__(
         self,
         store: ReplicaStore,
         row: int,
-        learning_rate: Callable[[], float],
+        learning_rate: Callable[[float], float],
         on_descend: Callable[[SimulatedReplica, Sequence[int]], None],
+        *,
+        has_schedule: bool = False,
     ) -> None:
+        """`learning_rate` gives the rate at a pace of the schedule."""
         self.store = store
         self.row = row
         self.weight = 1.0
@@ -168,6 +177,8 @@ class SimulatedReplica:
         self.memory: dict[str, Tensor] = {}
         self._learning_rate = learning_rate
         self._on_descend = on_descend
+        self._has_schedule = has_schedule
+        self._factors: Mapping[str, float] = {}
 
     @property
     def version(self) -> int:
@@ -175,7 +186,8 @@ class SimulatedReplica:
 
     @property
     def learning_rate(self) -> float:
-        return self._learning_rate()
+        factors = self._factors
+        return self._learning_rate(factors.get(SCHEDULE, 1.0)) * factors.get(RATE, 1.0)
 
     def snapshot(self) -> Tensor:
         return self.store.value(self.row).clone()
@@ -199,7 +211,7 @@ class SimulatedReplica:
                 f"has {self.store.parameters.shape[1]} numbers; give it one of that length"
             )
         self._on_descend(self, (read,) if isinstance(read, int) else read)
-        self.store.descend(self.row, gradient, self._learning_rate() * share, at)
+        self.store.descend(self.row, gradient, self.learning_rate * share, at)
 
     def clipped(self, gradient: Tensor) -> Tensor:
         return clip_one(gradient, self.store.clip)
@@ -223,3 +235,12 @@ class SimulatedReplica:
         self.store.steps[self.row] = 0
         for slot, matrix in self.store.state.items():
             matrix[self.row].fill_(self.store.optimiser.initial(slot))
+
+    @property
+    def tunable(self) -> tuple[str, ...]:
+        return tunable_names(vars(self.store.optimiser), has_schedule=self._has_schedule)
+
+    def tune_(self, factors: Mapping[str, float]) -> None:
+        self.store.value(self.row)  # what is queued is descended along as it was asked for
+        self._factors = dict(factors)
+        self.store.tuned[self.row] = tuned_optimiser(self.store.optimiser, factors)

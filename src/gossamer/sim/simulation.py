@@ -29,6 +29,7 @@ from gossamer.observe.metrics import summary, time_shares
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
 from gossamer.precision import rounding_as
+from gossamer.replica import score_of
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.checkpoint.file import RunCheckpoint
 from gossamer.sim.checkpoint.pieces import Checkpoints, RunPiece
@@ -76,11 +77,16 @@ class Simulation:
         self.model = (
             model_kind(settings)(
                 settings.task, device, seed=settings.seed, precision=settings.precision or "fp32",
-                microbatches=microbatches_of(settings),
+                microbatches=settings.microbatches,
             )
             if model is None
             else model
         )  # fmt: skip
+        if piece is not None and self._method.acts_by_losses:
+            raise ConfigurationError(
+                f"{self._method.name} sends models by what losses are, so its run cannot be made "
+                "in pieces; leave out --minutes, --resume and --checkpoint-every"
+            )
         self._resumed = resumed = None if piece is None else piece.checkpoint()
         if piece is not None and resumed is not None:
             self.settings = settings = resumed.settings_for(settings, piece.path)
@@ -217,7 +223,7 @@ class Simulation:
         if self.world.workers.parameters.is_meta:  # nobody has trained
             held, parameters = None, self.model.initial
         else:
-            held = self._held()
+            held = self.held()
             parameters = self._evaluator.output_parameters(held)
         result = {
             "method": str(self.settings.method),
@@ -299,7 +305,7 @@ class Simulation:
         if self._past:
             # What is waiting in the stores is applied, as it was when the row was made.
             metrics.take_losses()
-            held = (self._held if found is None else partial(self._left, found))()
+            held = (self.held if found is None else partial(self._left, found))()
             self._evaluator.reached(held, self._past[0]["epochs"])
             return self._past.popleft()
         workers = metrics.workers.values()
@@ -323,7 +329,7 @@ class Simulation:
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             every = -(-self.settings.evaluations // _ROWS_WITH_WORKERS)
-            held = self._held() if found is None else self._left(found)
+            held = self.held() if found is None else self._left(found)
             self._evaluator.reached(held, row["epochs"])
             scores = self._evaluator.score(
                 held, has_workers=is_last or len(self.history) % every == 0
@@ -331,7 +337,7 @@ class Simulation:
             row |= scores.row(self.settings.task) | {"output": self._evaluator.output}
         return row
 
-    def _held(self) -> Held:
+    def held(self) -> Held:
         """What the living leaders hold; if none is alive, what all leaders hold."""
         world = self.world
         alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
@@ -342,6 +348,7 @@ class Simulation:
             [world.replicas[rank].weight for rank in alive],
             world.batcher.buffers[alive],
             self._held_by_servers(),
+            [score_of(world.replicas[rank].memory) for rank in alive],
         )
 
     def _left(self, found: CompleteRound) -> Held:
@@ -382,7 +389,7 @@ class Simulation:
                 for own in metrics.workers.values()
             ],
             "cards": self._cards(),
-            **({} if world.pipelines is None else {"pipeline": world.pipelines.facts()}),
+            **({} if world.pipelines is None else world.pipelines.facts()),
             "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
@@ -413,13 +420,6 @@ class Simulation:
 def model_kind(settings: Settings) -> type[FlatModel]:
     """How gradients are taken: at one point, or with a forward pass at another."""
     return SplitPointModel if settings.method.shape.has_split_points else FlatModel
-
-
-def microbatches_of(settings: Settings) -> int:
-    """Into how many parts the batch of a gradient is divided; a replica on one machine takes it
-    whole."""
-    shape = settings.method.shape
-    return 1 if shape.machines == 1 else shape.microbatches_of(settings.batch or 1)
 
 
 def simulate(

@@ -17,13 +17,13 @@ from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
 from gossamer.replica import Fragment, Layout, Replica
 from gossamer.rules import pair_delta
-from gossamer.sim.gradients import SimulatedGradient
+from gossamer.sim.gradients import Batch, SimulatedGradient
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
 from gossamer.topology import Others
-from gossamer.worker import Message, Tag, check_idle
+from gossamer.worker import Lesson, Message, Tag, check_idle, check_lesson
 
 T = TypeVar("T")
 
@@ -101,8 +101,7 @@ class SimulatedWorker:
 
     @property
     def expected_steps(self) -> int:
-        budget = self._world.budget
-        return max(1, -(-budget.samples // (budget.batch * self._world.size)))
+        return self._world.budget.expected_steps(self._world.size)
 
     @property
     def over(self) -> bool:
@@ -129,9 +128,14 @@ class SimulatedWorker:
             world.on_step_end(self.rank, self.step)
             self._next += 1
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> SimulatedGradient:
+    def gradient(
+        self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
+    ) -> SimulatedGradient:
         world, kernel = self._world, self._world.kernel
         pipeline = None if world.pipelines is None else world.pipelines[self.rank]
+        if lesson is not None:
+            check_lesson(is_divided=pipeline is not None)
+            at = lesson.beside(at if isinstance(at, Tensor) else at.snapshot())
         if pipeline is not None and pipeline.is_lagging:
             now = at if isinstance(at, Tensor) else at.snapshot()
             point = Point(-1, pipeline.point(now))
@@ -144,7 +148,7 @@ class SimulatedWorker:
         world.ending.between.discard(self.rank)
         if not world.budget.begin(self.rank):
             raise RunOver
-        indices = world.sampler.next(self.rank) if batch is None else np.asarray(batch)
+        indices = self._next_batch() if batch is None else np.asarray(batch)
         world.samples_read += len(indices)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
@@ -158,6 +162,8 @@ class SimulatedWorker:
         self._seen = None
         if pipeline is None:
             drawn = world.cluster.compute.draw(self._compute_rng, len(indices))
+            if lesson is not None:  # each teacher makes a forward pass
+                drawn *= 1 + world.cluster.compute.forward_share * len(lesson.teachers)
             gradient.start(world, round(drawn * world.faults.slowness(self.rank) * SECOND))
         else:
             gradient.start(world, None)
@@ -165,6 +171,12 @@ class SimulatedWorker:
         if kernel.current is not None:
             kernel.current.gradient = gradient
         return gradient
+
+    def _next_batch(self) -> Batch:
+        """The samples of the next gradient: one ordinary batch, or several where batches grow."""
+        world = self._world
+        parts = [world.sampler.next(self.rank) for _ in range(world.budget.multiple(self.step))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     # ------------------------------------------------------------------ messages
 

@@ -15,7 +15,7 @@ from gossamer.methods import MethodSpec
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import Observer
 from gossamer.observe.run_observer import RunObserver
-from gossamer.optim.schedules import make_schedule
+from gossamer.optim.schedules import BatchGrowth
 from gossamer.payload import tensor_bytes
 from gossamer.pipeline.stages import StageCut
 from gossamer.replica import cut as cut_evenly
@@ -132,6 +132,11 @@ class World:
             settings.samples, settings.batch, len(settings.task.train), synchronous=is_synchronous,
             working=self.working, groups=self.groups,
             shares=BatchShares(settings.batch, self.size) if is_balanced else None,
+            growth=BatchGrowth(
+                settings.made_schedule, settings.batch * self.size, self.metrics.known_noise
+            )
+            if settings.made_schedule.is_growing
+            else None,
         )  # fmt: skip
         self.sampler = make_sampler(
             targets, self.size, settings.batch, settings.split, settings.seed, is_synchronous,
@@ -164,16 +169,17 @@ class World:
         self.workers = make_store(self.size, slice(0, model.layout.total))
         self.servers = tuple(make_store(1, part) for part in self.slices)
         self.ends = self.size + len(self.servers)
-        self.schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
+        self.schedule = settings.made_schedule
         self._base_rate = settings.learning_rate
         self.epochs = [0.0] * self.size
         self.updates = Updates(self)
         self.replicas = [
             SimulatedReplica(
-                self.workers, rank, partial(self._rate_of, rank), self.updates.descended
+                self.workers, rank, partial(self._rate_of, rank), self.updates.descended,
+                has_schedule=settings.schedule != "constant",
             )
             for rank in range(self.size)
-        ]
+        ]  # fmt: skip
         self.replicas += [
             SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
             for store in self.servers
@@ -191,11 +197,11 @@ class World:
         sample = settings.task.train.first(1).to(model.device)
         return make_buckets(model.module, sample, byte_scale)
 
-    def _rate_of(self, rank: int) -> float:
-        return self._base_rate * self.schedule.factor(self.epochs[rank])
+    def _rate_of(self, rank: int, pace: float) -> float:
+        return self._base_rate * self.schedule.factor(self.epochs[rank] * pace)
 
-    def _rate_of_servers(self) -> float:
-        return self._base_rate * self.schedule.factor(self.budget.epochs)
+    def _rate_of_servers(self, pace: float) -> float:
+        return self._base_rate * self.schedule.factor(self.budget.epochs * pace)
 
     def stream(self, *purpose: object) -> random.Random:
         """One generator per purpose, so that another worker does not change the others' draws."""
@@ -264,7 +270,8 @@ class World:
         if self.pipelines is not None:
             self.pipelines[rank].cancel()
         for gradient in aborted:
-            self.sampler.give_back(rank, gradient.batch)
+            for batch in self.budget.ordinary(gradient.batch):
+                self.sampler.give_back(rank, batch)
             self.samples_aborted += len(gradient.batch)
         return aborted
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -13,6 +14,22 @@ def layers_with_statistics(model: nn.Module) -> list[BatchNorm]:
     """The layers that normalise by what they saw in training."""
     found = [module for module in model.modules() if isinstance(module, BatchNorm)]
     return [layer for layer in found if layer.running_mean is not None]
+
+
+@contextmanager
+def predicting(model: nn.Module) -> Generator[None]:
+    """Inside, the model drops nothing out and normalises by the batch that it sees, so that its
+    parameters alone say what it predicts. No gradient is taken."""
+    modes = [(module, module.training) for module in model.modules()]
+    normalising = {id(layer) for layer in layers_with_statistics(model)}
+    try:
+        for module, _ in modes:
+            module.training = id(module) in normalising
+        with torch.no_grad():
+            yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def recompute_(layers: Sequence[BatchNorm], passes: Iterable[Callable[[], object]]) -> int:

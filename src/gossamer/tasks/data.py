@@ -75,8 +75,9 @@ class Data:
         """The same data on a device."""
         return self._each(lambda tensor: tensor.to(device))
 
-    def at(self, index: Tensor) -> tuple[Tensors, Tensors]:
-        """Inputs and targets of these samples; an index of several dimensions keeps them."""
+    def at(self, index: Tensor, keys: Tensor | None = None) -> tuple[Tensors, Tensors]:
+        """Inputs and targets of these samples; an index of several dimensions keeps them. What is
+        read anew for each batch may be read differently by the key of each worker's step."""
         inputs = mapped(self.inputs, lambda tensor: tensor[index])
         return inputs, mapped(self.targets, lambda tensor: tensor[index])
 

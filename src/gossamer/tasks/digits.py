@@ -9,6 +9,7 @@ shuffled once, so that the split into the first 1437 and the last 360 is the sam
 from __future__ import annotations
 
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,16 +59,21 @@ def digits_logistic() -> Task:
     )
 
 
-def digits_mlp(*, width: int = 64) -> Task:
-    """A perceptron with one hidden layer."""
+def digits_mlp(*, width: int = 64, layers: int = 1) -> Task:
+    """A perceptron with hidden layers, by default one."""
     check_range("digits-mlp: width", width, 1)
+    check_range("digits-mlp: layers", layers, 1)
     train, test = read_digits()
+
+    def make_model() -> nn.Module:
+        sizes = [PIXELS, *[width] * layers]
+        hidden = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(width, CLASSES))
+
     return Task(
         name="digits-mlp",
         title="Multilayer perceptron on 8x8 digits",
-        make_model=lambda: nn.Sequential(
-            nn.Linear(PIXELS, width), nn.ReLU(), nn.Linear(width, CLASSES)
-        ),
+        make_model=make_model,
         loss=cross_entropy,
         train=train,
         test=test,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ class Scores:
     metric: float | None
     worker_metric: float | None
     consensus_distance: float
+    beside: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Further metrics of the task, of the output model."""
 
     def row(self, task: Task) -> dict[str, Any]:
         """The columns of a run's row. A metric of the task's own has a column by its name, and the
@@ -72,7 +74,7 @@ class Scores:
                 "score": str(task.score),
                 "lower_is_better": task.score.is_lower_better,
             }
-        return row
+        return row | dict(self.beside)
 
 
 @dataclass
@@ -84,18 +86,29 @@ class Held:
     weights: Sequence[float]
     buffers: Tensor
     servers: Sequence[Tensor]
+    scores: Sequence[float] = ()
+    """What each worker's model is worth, less being better; empty where nobody asks."""
 
 
 def output_parameters(
-    output: str, workers: Tensor, weights: Sequence[float], servers: Sequence[Tensor]
-) -> Tensor:
-    """The model that a method declares as its output: what its servers hold, or the workers' mean.
+    output: str, workers: Tensor, weights: Sequence[float], servers: Sequence[Tensor],
+    scores: Sequence[float] = (),
+) -> Tensor:  # fmt: skip
+    """The model that a method declares as its output: what its servers hold, that of the best
+    worker, or the workers' mean.
 
     Everyone who combines the same values gets the same bits.
     """
     if servers and output in ("centre", "server", "moving average"):
         return torch.cat(list(servers))
+    if output == "best" and scores:
+        return workers[best_of(scores)].clone()
     return mean_of_models(workers, weights)
+
+
+def best_of(scores: Sequence[float]) -> int:
+    """The first of those with the least score."""
+    return min(range(len(scores)), key=scores.__getitem__)
 
 
 Answers = list[tuple[Any, Data]]
@@ -131,7 +144,9 @@ def whole(outputs: Sequence[Any], data: Data, parts: Sequence[Data]) -> Answers:
 def judged(model: FlatModel, answers: Answers) -> tuple[float, float | None]:
     """Loss and metric; over several parts the mean, by their numbers of samples."""
     task = model.task
-    losses = [float(checked_loss(task, output, data.targets)) for output, data in answers]
+    losses = [
+        float(checked_loss(task, output, data.targets, judges=True)) for output, data in answers
+    ]
     metric = None if task.metric is None else scored(task.metric, answers)
     return _mean(losses, answers), metric
 
@@ -221,7 +236,9 @@ class Evaluator:
         return f"averaged {self._output}" if is_averaged else self._output
 
     def _present(self, held: Held) -> Tensor:
-        return output_parameters(self._output, held.workers, held.weights, held.servers)
+        return output_parameters(
+            self._output, held.workers, held.weights, held.servers, held.scores
+        )
 
     def reached(self, held: Held, epoch: float) -> None:
         """Hear of the moment of an evaluation, at which the output model may join an average."""
@@ -239,15 +256,18 @@ class Evaluator:
             self._model.evaluated() as answer,
         ):  # fmt: skip
             own = self._of_workers(values, buffers, answer) if has_workers else None
+            beside = dict[str, float]()
             if self._output == "ensemble":
                 loss, metric = self._of_ensemble(values, buffers, answer)
             else:
                 statistics = self._statistics(output, buffers)
-                loss, metric = judged(self._model, self._test.answers(output, statistics, answer))
+                answers = self._test.answers(output, statistics, answer)
+                loss, metric = judged(self._model, answers)
+                beside = {one.name: scored(one, answers) for one in self._model.task.beside}
         mean = values.mean(0)
         spread = (values - mean).pow(2).sum(1).mean().sqrt()
         distance = spread / mean.norm().clamp_min(1e-30)
-        return Scores(loss, metric, own, float(distance))
+        return Scores(loss, metric, own, float(distance), beside)
 
     def _of_workers(self, values: Tensor, buffers: Tensor, answer: Answer) -> float | None:
         """The mean of the own metrics of some workers, on some of the test samples."""

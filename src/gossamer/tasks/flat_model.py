@@ -20,10 +20,12 @@ from gossamer.optim.optimisers import Optimiser, make_optimiser
 from gossamer.own_code import blamed
 from gossamer.precision import autocasting
 from gossamer.replica import Layout, trainable
-from gossamer.tasks.calibration import layers_with_statistics, recompute_
+from gossamer.tasks.calibration import layers_with_statistics, predicting, recompute_
 from gossamer.tasks.data import Data, Tensors, arguments, mapped
 from gossamer.tasks.keyed import KeyedFunctions, fold, key_of, with_keyed_dropout
-from gossamer.tasks.task import Task
+from gossamer.tasks.metric import scores_in
+from gossamer.tasks.task import Task, imitation_loss
+from gossamer.worker import Lesson
 
 _SAMPLES = 128
 """In each batch on which statistics are recomputed, whatever a worker's batch is: what a model
@@ -94,11 +96,12 @@ class FlatModel:
         inputs: Tensors,
         targets: Tensors,
         key: Tensor,
+        lesson: Lesson | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The training loss of one batch, and the statistics after it."""
         losses: list[Tensor] = []
         for part, wanted, own_key in self._parts_of(inputs, targets, key):
-            loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key)
+            loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key, lesson)
             losses.append(loss)
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), buffers
 
@@ -120,7 +123,7 @@ class FlatModel:
 
     def _part_loss(
         self, parameters: Mapping[str, Tensor], buffers: Tensor, inputs: Tensors,
-        targets: Tensors, key: Tensor,
+        targets: Tensors, key: Tensor, lesson: Lesson | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         statistics = {name: v.clone() for name, v in self.buffer_layout.unpack(buffers).items()}
         state = {**parameters, **statistics, **dict.fromkeys(self.key_names, key)}
@@ -133,9 +136,33 @@ class FlatModel:
         ):
             output = self._call(state, inputs, targets)
             loss = checked_loss(self.task, output, targets)
+            if lesson is not None:
+                loss = loss + lesson.weight * self._imitation(
+                    output, lesson, buffers, inputs, targets, key
+                )
         self._has_keyed_functions = functions.calls > 0
         packed = self.buffer_layout.pack(statistics.values()) if statistics else buffers
         return loss.to(torch.promote_types(loss.dtype, torch.float32)), packed
+
+    def _imitation(
+        self, output: Any, lesson: Lesson, buffers: Tensor, inputs: Tensors, targets: Tensors,
+        key: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """How far the output is from what the teachers predict for the same inputs."""
+        predictions: list[Tensor] = []
+        with predicting(self.module):
+            for teacher in lesson.teachers:
+                state = {**self._values(teacher, buffers.clone()), **dict.fromkeys(
+                    self.key_names, key)}  # fmt: skip
+                state.update({name: tensor.clone() for name, tensor in self._counters.items()})
+                predictions.append(scores_in(self._call(state, inputs, targets)))
+        scores = scores_in(output)
+        if not isinstance(scores, Tensor):
+            raise ConfigurationError(
+                f"the model of task {self.task.name} returns a {type(scores).__name__}, and workers"
+                " learn from each other's predictions as tensors; return a tensor"
+            )
+        return imitation_loss(scores, predictions, are_classes=self.task.has_accuracy)
 
     def _call(self, state: Mapping[str, Tensor], inputs: Tensors, targets: Tensors) -> Any:
         given, named = arguments(inputs, targets, self.task.train.labels_as)
@@ -145,24 +172,29 @@ class FlatModel:
         self, flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, key: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The same for a flat vector, in the form that `torch.func.grad(has_aux=True)` takes."""
-        loss, packed = self.loss(self.layout.unpack(flat), buffers, inputs, targets, key)
+        own, lesson = Lesson.apart(flat, self.layout.total)
+        loss, packed = self.loss(self.layout.unpack(own), buffers, inputs, targets, key, lesson)
         return loss, (loss.detach(), packed)
 
     def gradient(
-        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Plain autograd for one worker: the flat gradient, the loss, the statistics after it."""
+        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int,
+        lesson: Lesson | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Plain autograd for one worker: the flat gradient, the loss, the statistics after it. A
+        lesson is given by itself, or beside the point."""
+        flat, beside = Lesson.apart(flat, self.layout.total)
+        lesson = lesson or beside
         # Each parameter gets memory of its own: alignment decides the last bits.
         parameters = {
             name: value.clone().requires_grad_() for name, value in self.layout.unpack(flat).items()
         }
-        inputs, targets = self.task.train.at(batch)
+        keyed = torch.tensor(key, device=flat.device)
+        inputs, targets = self.task.train.at(batch, keyed)
         # A model with randomness of its own draws from the key too.
         with drawing_from(key, flat.device), blamed_on(self.task):
-            keyed = torch.tensor(key, device=flat.device)
             total, losses = torch.zeros(0), list[Tensor]()
             for part, wanted, own_key in self._parts_of(inputs, targets, keyed):
-                loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key)
+                loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key, lesson)
                 if not loss.requires_grad:
                     raise untrained(self.task)
                 # A parameter that the loss does not depend on stays where it is.
@@ -240,7 +272,7 @@ class FlatModel:
             key = torch.tensor(key_of(0, 0, number), device=self.device)
             for name in self.key_names:
                 module.get_buffer(name).copy_(key)
-            inputs, targets = train.at(batch.to(self.device))
+            inputs, targets = train.at(batch.to(self.device), key)
             if self.task.augment is not None:
                 inputs = self.task.augment(inputs, key)
             yield partial(Data(inputs, targets, train.labels_as).call, module)
@@ -276,9 +308,11 @@ def untrained(task: Task) -> ConfigurationError:
     )
 
 
-def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:
-    """The loss, which must be one number: a sum or a mean is the user's to choose."""
-    loss: Any = cast(Any, task.loss)(output, targets)
+def checked_loss(task: Task, output: Any, targets: Tensors, *, judges: bool = False) -> Tensor:
+    """The loss of training, or the one by which a model is judged. It must be one number: a sum or
+    a mean is the user's to choose."""
+    own = task.loss if judges or task.training_loss is None else task.training_loss
+    loss: Any = cast(Any, own)(output, targets)
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer.errors import ConfigurationError
+from gossamer.optim.optimisers import make_optimiser
 from gossamer.own_code import calling_place, reference_to
 from gossamer.tasks.data import Data
 from gossamer.tasks.metric import ACCURACY, Metric, ScoreKey, fraction_correct, own_accuracy
@@ -38,12 +40,15 @@ class Task:
     """Something to train.
 
     `make_model` draws its initial parameters from torch's global generator: seed it first.
-    `loss(output, targets)` is the mean over the batch; `output` is what the model returns. `metric`
-    is what a model is judged by; None: by its loss. `augment(inputs, key)` changes training inputs
-    and draws from the key alone. `learning_rates` is the small grid that suits `optimiser` at
-    `batch` on one worker. `test_batch` is how many test samples are evaluated at once. `optimum` is
-    the flat vector of best parameters where that is known. `spec` and `data` are what it was made
-    from by `make_task`: its name with options, and where its files are; a task that was changed by
+    `loss(output, targets)` is the mean over the batch; `output` is what the model returns.
+    `training_loss` is what gradients are of, where that is another; models are judged by `loss`.
+    `metric` is what a model is judged by; None: by its loss; those `beside` it are columns of a
+    run's rows. `augment(inputs, key)` changes
+    training inputs and draws from the key alone. `learning_rates` is the small grid that suits
+    `optimiser` at `batch` on one worker. `test_batch` is how many test samples are evaluated at
+    once. `optimum` is the flat vector of best parameters where that is known. `spec` and `data` are
+    what it was made from by `make_task`: its name with options, and where its files are; a task
+    that was changed by
     `dataclasses.replace` has neither, because that name stands for another task. `place` is the
     line of the user's own that made it, empty for the tasks of this package.
 
@@ -57,7 +62,9 @@ class Task:
     train: Data
     test: Data
     metric: Metric | None
+    beside: tuple[Metric, ...] = ()
     augment: Callable[[Any, Tensor], Any] | None = None
+    training_loss: Callable[[Any, Any], Tensor] | None = None
     batch: int
     epochs: float
     learning_rates: tuple[float, ...]
@@ -133,6 +140,11 @@ class Task:
         a low value of such a function is the good one.
         """
         make_model, known = _factory(model)
+        _check_numbers(batch=batch, test_batch=test_batch, epochs=epochs)
+        _check_numbers(**{f"learning rate {n}": rate for n, rate in enumerate(learning_rates, 1)})
+        make_optimiser(optimiser)
+        if not learning_rates:
+            raise ConfigurationError("learning_rates must have at least one, got none")
         labels_as = _LABELS if loss is None else ""
         reading = Reading(limit, tuple(inputs), targets, labels_as)
         data = read_samples(train, "train", reading)
@@ -183,6 +195,13 @@ def _factory(model: Callable[[], nn.Module] | nn.Module) -> tuple[Callable[[], n
     return model, named
 
 
+def _check_numbers(**values: float) -> None:
+    """Here the line can be told that gave them."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigurationError(f"{name} must be a finite number above 0, got {value}")
+
+
 def _metric(
     metric: str | Metric | Callable[[Any, Any], Tensor | float] | None, better: str, data: Data
 ) -> Metric | None:
@@ -229,6 +248,15 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     scores = output.to(torch.promote_types(output.dtype, torch.float32))
     chosen = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return (scores.logsumexp(-1) - chosen).mean()
+
+
+def imitation_loss(output: Tensor, teachers: Sequence[Tensor], *, are_classes: bool) -> Tensor:
+    """How far an output is from the mean of the teachers' predictions: the cross-entropy against
+    their mean probabilities, or the mean squared distance to their mean output."""
+    if are_classes:
+        mean = torch.stack([one.softmax(-1) for one in teachers]).mean(0)
+        return soft_cross_entropy(output, mean)
+    return (output - torch.stack(list(teachers)).mean(0)).square().mean()
 
 
 def soft_cross_entropy(output: Tensor, teachers: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from programs import PROGRAMS, answers_of
 MATCHED, LATEST = "case_of_matched_values", "case_of_values_that_nobody_waits_for"
 DEATH, STOPPING = "case_of_a_death_that_some_have_heard", "case_of_stopping_together"
 OPENING, DRIVEN = "case_of_opening_and_closing", "case_of_a_driven_optimizer"
+TAUGHT, UNASKED = "case_of_codistillation", "case_of_a_loop_that_does_not_ask"
+POPULATION = "case_of_a_population"
+LARGE = "case_of_one_large_batch"
 GROUPS = [
     (MATCHED, 3, "all_reduce"),
     (MATCHED, 3, "local_sgd:period=2", "torch"),
@@ -27,6 +30,14 @@ GROUPS = [
     (OPENING, 2, "all_reduce"),
     (DRIVEN, 2, "all_reduce"),
     (DRIVEN, 2, "sync_server"),
+    (TAUGHT, 2, "codistill:period=3,burn_in=0.5"),
+    (TAUGHT, 2, "all_reduce"),
+    (UNASKED, 2, "codistill:burn_in=0"),
+    (UNASKED, 2, "pbt"),
+    (POPULATION, 3, "pbt:period=2"),
+    (LARGE, 3, "all_reduce"),
+    (LARGE, 2, "all_reduce", "torch"),
+    ("case_of_no_common_batch", 2, "ad_psgd"),
 ]
 _found: dict[tuple[str | int, ...], dict] = {}
 
@@ -119,6 +130,48 @@ def test_what_drives_an_optimiser_drives_the_worker(method: str) -> None:
 # ---------------------------------------------------------------------- alone
 
 
+@pytest.mark.parametrize("group", GROUPS[-3:-1], ids=str)
+def test_batch_norm_over_all_workers_equals_one_large_batch(group) -> None:
+    """Parameters and statistics are those of one worker with all batches; the rate rises over
+    three steps to the workers' number times its value."""
+    found, size = answers(*group), group[1]
+    for answer in found:
+        assert answer["layers"] == 1
+        assert answer["apart"] < 1e-5
+        rises = [0.01 * (1 + (size - 1) * min(step, 3) / 3) for step in range(5)]
+        assert answer["rates"] == pytest.approx(rises, abs=2e-6)
+    assert len({answer["digest"] for answer in found}) == 1
+
+
+def test_workers_out_of_step_have_no_common_batch() -> None:
+    """One sentence, and the loop goes on."""
+    for answer in answers("case_of_no_common_batch", 2, "ad_psgd"):
+        assert "choose a synchronous method" in answer["said"]
+
+
+def test_alone_nothing_is_scaled_and_batch_norm_stays() -> None:
+    """One worker is bit for bit plain training; a scheduler that was made before is refused."""
+    models = [torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4)) for _ in "ab"]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.3) for model in models]
+    worker = gossamer.join(models[0], optimizers[0])
+    assert worker.scale_lr("square_root") is None
+    inputs = batch(0, 0)[0]
+    with worker:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        models[0](inputs).square().sum().backward()
+        worker.step()
+    models[1](inputs).square().sum().backward()
+    optimizers[1].step()
+    for ours, theirs in zip(*(model.state_dict().values() for model in models), strict=True):
+        assert torch.equal(ours, theirs)
+    torch.optim.lr_scheduler.StepLR(optimizers[1], 1)
+    late = gossamer.join(models[1], optimizers[1])
+    with pytest.raises(ConfigurationError, match="comes too late"):
+        late.scale_lr()
+
+
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_alone_a_driven_optimiser_is_bit_for_bit_what_it_was(is_fused: bool) -> None:
     """With a closure, a scaler, and gradients that were infinite or unscaled beforehand."""
@@ -178,3 +231,38 @@ def test_rank_and_size_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (gossamer.rank(), gossamer.size()) == (2, 5)
+
+
+def test_a_loop_learns_what_others_predict() -> None:
+    """From the end of the burn-in on; all hold the best worker's model in the end."""
+    for answer in answers(TAUGHT, 2, "codistill:period=3,burn_in=0.5"):
+        assert answer["added"][:6] == [0.0] * 6
+        assert all(one > 0.0 for one in answer["added"][6:])
+    zero, one = answers(TAUGHT, 2, "codistill:period=3,burn_in=0.5")
+    assert zero["digest"] == one["digest"]
+
+
+def test_with_any_other_method_there_is_nothing_to_learn_from_others() -> None:
+    """The loop need not know its method."""
+    assert all(set(answer["added"]) == {0.0} for answer in answers(TAUGHT, 2, "all_reduce"))
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("codistill:burn_in=0", "worker.codistill(loss, output, inputs)"),
+     ("pbt", "worker.report(loss=...)")],
+)  # fmt: skip
+def test_a_loop_is_told_what_its_method_needs(method: str, said: str) -> None:
+    """In one sentence, at its first step."""
+    assert all(said in answer["said"] for answer in answers(UNASKED, 2, method))
+
+
+def test_a_population_of_loops_copies_its_best() -> None:
+    """Whoever reports the least loss is copied, its own lives stay one, and the rate that the loop
+    sees is its own between steps."""
+    zero, *others = answers(POPULATION, 3, "pbt:period=2")
+    assert [one["parent"] for one in zero["lineage"]] == [None]
+    for answer in others:
+        assert any(one["parent"] == 0 for one in answer["lineage"])
+        assert answer["rates"] == [0.05]
+        assert answer["digest"] == zero["digest"]

@@ -21,9 +21,9 @@ def ran(*groups: tuple[str, int, str]) -> list[dict[str, Any]]:
     return json.loads(run_program(program, json.dumps(groups), limit_s=110.0))
 
 
-def trained_alone(workers: int) -> torch.Tensor:
+def trained_alone(workers: int, width: int = 7) -> torch.Tensor:
     """One process that takes the mean gradient of what all of them see."""
-    model = join_islands.model_of()
+    model = join_islands.model_of(width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(join_islands.STEPS):
         optimizer.zero_grad()
@@ -40,6 +40,17 @@ def test_islands_with_all_reduce_are_one_large_batch() -> None:
     for answer in found["answers"]:
         torch.testing.assert_close(
             torch.tensor(answer["model"]), trained_alone(4), rtol=1e-5, atol=1e-6
+        )
+
+
+@wide
+def test_islands_with_a_plan_of_tensors_are_one_large_batch() -> None:
+    """Columns of the first layer and rows of the last, on two islands of two processes."""
+    (found,) = ran(("planned", 4, "all_reduce"))
+    assert found["ends"] == [0] * 4, found["written"]
+    for answer in found["answers"]:
+        torch.testing.assert_close(
+            torch.tensor(answer["model"]), trained_alone(2, width=8), rtol=1e-5, atol=1e-6
         )
 
 

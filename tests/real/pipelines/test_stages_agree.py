@@ -32,6 +32,7 @@ def check_bits(groups: list[Group], ran: list[Ran]) -> None:
         )
         assert run.summary["parameters_digest"] == twin.summary["parameters_digest"], group
         assert run.summary["steps"] == twin.summary["steps"]
+        assert run.summary["max_staleness"] == twin.summary["max_staleness"]
 
 
 def test_stages_of_a_transformer_end_with_the_simulators_bits() -> None:

@@ -103,6 +103,19 @@ def test_shared_memory_gives_the_simulators_bits() -> None:
     check_bits(groups, run_groups(groups))
 
 
+def test_growing_and_divided_batches_give_the_simulators_bits() -> None:
+    """Rounds whose batches grow at an epoch, and gradients added up over micro-batches."""
+    growing = {**SHORT, "schedule": "growth:at=0.2,by=3"}
+    groups = [
+        Group("all_reduce", 3, choices=growing), Group("local_sgd", 3, choices=growing),
+        Group("all_reduce:microbatches=4", 3, choices=SHORT),
+    ]  # fmt: skip
+    for group, run in zip(groups, run_groups(groups), strict=True):
+        assert run.ends == [0] * group.workers, (group, run.written)
+        own = simulate(TASK, group.method, Cluster(workers=3), engine="loop", **dict(group.choices))
+        assert run.summary["parameters_digest"] == own.summary["parameters_digest"], group
+
+
 def test_groups_on_shared_memory_give_the_simulators_bits() -> None:
     """Four processes in groups: means inside them first, then the method between them."""
     groups = [Group(method, 4, choices=SHORT) for method in GROUPED]
@@ -180,7 +193,12 @@ def test_one_worker_gives_the_simulators_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "methods", [ASYNCHRONOUS[::4], pytest.param(ASYNCHRONOUS, marks=wide)], ids=["some", "all"]
+    "methods",
+    [
+        [*ASYNCHRONOUS[::4], "ad_psgd+bf16"],
+        pytest.param([*ASYNCHRONOUS, "ad_psgd+int8"], marks=wide),
+    ],
+    ids=["some", "all"],
 )
 def test_every_asynchronous_method_learns(methods: list[str]) -> None:
     """Two workers reach a fair accuracy after a few epochs, with every sample processed."""

@@ -19,8 +19,11 @@ from gossamer.commands.console import (
     show_share,
 )
 from gossamer.commands.kept_run import kept_run
+from gossamer.commands.studies.bandwidth import bandwidth
 from gossamer.commands.studies.batch import BatchOptions, MachineOptions, run_batch
 from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
+from gossamer.commands.studies.path import path
+from gossamer.commands.studies.stages import stages
 from gossamer.commands.studies.stragglers import stragglers
 from gossamer.commands.work.simulations import slug
 from gossamer.config.cluster import Cluster, Compute
@@ -41,11 +44,15 @@ from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.tasks import Task, make_task
 
 lab = typer.Typer(
-    help="Experiments: what late gradients and slow workers cost.", rich_markup_mode=None
+    help="Experiments: what late gradients and slow workers cost, and when to average.",
+    rich_markup_mode=None,
 )
 
 
 lab.command()(stragglers)
+lab.command()(bandwidth)
+lab.command()(stages)
+lab.command()(path)
 
 
 @lab.callback(invoke_without_command=True)

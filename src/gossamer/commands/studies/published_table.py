@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.table import Table
 
 from gossamer.commands.console import out, say_line
@@ -62,8 +64,10 @@ def _cell(cell: PublishedCell, table: PublishedTable) -> str:
     own = table.experiment or table.trainings
     if own is not None:
         return own.show(cell)
+    within = "" if cell.half_width is None else f" ± {cell.half_width:.2g}"
     # A table of counts has no unit.
-    ours = f"{cell.ours:.3g} {table.unit}".rstrip()
+    ours = "not reached" if math.isnan(cell.ours) else f"{cell.ours:.3g}{within} {table.unit}"
+    ours = ours.rstrip()
     if cell.published is None or cell.deviation is None:
         return ours
     return f"{ours} | {cell.published:g} ({100 * cell.deviation:+.0f} %)"

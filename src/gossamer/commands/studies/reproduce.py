@@ -22,6 +22,7 @@ from gossamer.commands.studies.batch import (
 from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
 from gossamer.commands.studies.published_table import draw_table, show_table
 from gossamer.commands.studies.training_batch import KEYS, TrainingsBatch
+from gossamer.commands.studies.trials_batch import TrialsBatch
 from gossamer.commands.work.jobs import number_of_jobs
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import counted
@@ -35,7 +36,8 @@ from gossamer.tasks import Task
 _TRAINED = frozenset(
     {"--data", "--device", "--precision", "--quick", "--resume", "--minutes", "--jobs"}
 )
-_SINGLE = _TRAINED | {"--epochs"}
+_SINGLE = _TRAINED | {"--epochs", "--seeds"}
+_TRIALS = frozenset({"--resume", "--minutes"})
 
 
 @given.with_groups
@@ -49,6 +51,10 @@ def reproduce(
     epochs: Annotated[
         float | None, given.shown("Instead of the paper's; the schedule shrinks with them.")
     ] = None,
+    seeds: Annotated[
+        int | None,
+        given.shown("So many seeds of each cell; default: the table's, or 1 with --quick."),
+    ] = None,
     jobs: given.JobsOption = None,
     options: BatchOptions = BatchOptions(),
 ) -> None:
@@ -59,7 +65,7 @@ def reproduce(
     if table not in TABLES:
         raise unknown_name("table", table, TABLES)
     chosen, resume = TABLES[table], options.resume
-    changing = {"--quick": quick or None, "--epochs": epochs}
+    changing = {"--quick": quick or None, "--epochs": epochs, "--seeds": seeds}
     limits = {"--resume": resume, "--minutes": options.minutes}
     machine_asked = {
         "--data": machine.data, "--device": machine.device, "--precision": machine.precision,
@@ -72,7 +78,11 @@ def reproduce(
         else:
             full, short = chosen.trainings.epochs, chosen.trainings.quick_epochs
             length = epochs if epochs is not None else short if quick else full
-            choices = {"table": table, "seed": seed, "quick": quick, "epochs": length}
+            usual = 1 if quick else chosen.trainings.seeds
+            choices = {
+                "table": table, "seed": seed, "quick": quick, "epochs": length,
+                "seeds": usual if seeds is None else seeds,
+            }  # fmt: skip
             plan = new_plan(choices, machine)
         _check_table(resume, plan, table)
         batch = TrainingsBatch(chosen, chosen.trainings, plan, options, number_of_jobs(jobs))
@@ -84,6 +94,13 @@ def reproduce(
             plan = grid_plan(chosen.experiment.task, grid, machine, table)
         _check_table(resume, plan, table)
         batch = _grid_batch(chosen, chosen.experiment, plan, options, jobs)
+    elif chosen.trials is not None:
+        if resume is not None:
+            plan = continued_plan(resume, machine, asked, ("table", "seed"), "trials")
+        else:
+            plan = new_plan({"table": table, "seed": seed}, machine)
+        _check_table(resume, plan, table)
+        batch = TrialsBatch(chosen, plan, options)
     else:
         _compute(chosen, seed, options)
         return
@@ -125,6 +142,8 @@ def _grid_batch(
 def _taken(table: PublishedTable) -> frozenset[str]:
     if table.trainings is not None:
         return _SINGLE
+    if table.trials is not None:
+        return _TRIALS
     return frozenset() if table.experiment is None else _TRAINED
 
 
@@ -132,7 +151,11 @@ def _refuse(table: PublishedTable, asked: Mapping[str, object]) -> None:
     options = [o for o, value in asked.items() if value is not None and o not in _taken(table)]
     if options:
         takers = [name for name, one in TABLES.items() if _taken(one).issuperset(options)]
-        why = "computed at once and without data" if table.experiment is None else "one fixed grid"
+        why = "one fixed grid"
+        if table.experiment is None:
+            why = "computed at once and without data"
+        if table.trials is not None:
+            why = "computed without data"
         raise ConfigurationError(
             f"{table.name} is {why}; leave out {', '.join(options)}, "
             f"which {', '.join(takers)} {'takes' if len(takers) == 1 else 'take'}"

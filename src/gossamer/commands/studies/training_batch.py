@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,10 +19,10 @@ from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.specs import check_range
 from gossamer.studies.reproductions import PublishedCell, PublishedTable
-from gossamer.studies.reproductions.table import Trainings
+from gossamer.studies.reproductions.table import Trainings, mean_cell
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained, brief
 
-KEYS = ("table", "seed", "quick", "epochs")
+KEYS = ("table", "seed", "quick", "epochs", "seeds")
 """What decides the cells of such a table, as config.json keeps it."""
 
 
@@ -86,9 +87,17 @@ class TrainingsBatch:
         plan = self.plan
         self.epochs: float = plan.choices["epochs"]
         task = _load(self.trainings.problem, plan.data)
-        self.work = self.trainings.make(plan.choices["seed"], plan.choices["quick"], self.epochs)
+        check_range("seeds", plan.choices["seeds"], 1)
+        self.work = [
+            dataclasses.replace(one, repeat=repeat)
+            for repeat in range(plan.choices["seeds"])
+            for one in self._trainings_of(plan.choices["seed"] + repeat)
+        ]
         for one in self.work:
             one.settings(task, plan.device, plan.threads, plan.precision)
+
+    def _trainings_of(self, seed: int) -> list[CellTraining]:
+        return self.trainings.make(seed, self.plan.choices["quick"], self.epochs)
 
     @property
     def notices(self) -> list[str]:
@@ -102,16 +111,30 @@ class TrainingsBatch:
         return [cell for cell, _ in self._cells()]
 
     def _cells(self) -> list[tuple[PublishedCell, Row]]:
-        """Each known cell with the summary of the training that it comes from."""
+        """Each cell whose seeds are all trained, with the summary of the first of them."""
         found: list[tuple[PublishedCell, Row]] = []
+        places: dict[tuple[str, str], list[CellTraining]] = {}
         for one in self.work:
-            if one.label in self.trained:
-                trained = self.trained[one.label]
-                ours = self.trainings.value(trained.summary)
-                cell = PublishedCell(one.row, one.column, one.published, ours, one.evidence)
-                further = self.trainings.further(one, trained) if self.trainings.further else []
-                found += [(each, trained.summary) for each in (cell, *further)]
+            places.setdefault((one.row, one.column), []).append(one)
+        for several in places.values():
+            if all(one.label in self.trained for one in several):
+                summary = self.trained[several[0].label].summary
+                known = [
+                    {(cell.row, cell.column): cell for cell in self._cells_of(one)}
+                    for one in several
+                ]
+                found += [
+                    (mean_cell([cells[place] for cells in known]), summary)
+                    for place in known[0]
+                    if all(place in cells for cells in known)
+                ]
         return found
+
+    def _cells_of(self, one: CellTraining) -> list[PublishedCell]:
+        ours = self.trainings.value(self.trained[one.label].summary)
+        cell = PublishedCell(one.row, one.column, one.published, ours, one.evidence)
+        further = self.trainings.further(one, self.trained) if self.trainings.further else []
+        return [cell, *further]
 
     def summary(self) -> Row:
         cells = [detail | cell.as_dict() for cell, detail in self._cells()]
@@ -161,9 +184,13 @@ class TrainingsBatch:
     def show(self, folder: RunFolder | None) -> None:
         cells = self.cells()
         show_table(self.table, cells)
+        seeds = counted(self.plan.choices["seeds"], "seed")
         say(
             f"this run: {counted(self.epochs, 'epoch')} (in full: {self.trainings.epochs:g}), "
+            f"{seeds}, "
             f"{counted(len(cells), 'cell')} of {self.table.cells}"
         )
         if folder is not None and self.trained and can_draw():
-            self.trainings.picture(folder.path / "table.png", self.work, self.trained)
+            first = [one for one in self.work if not one.repeat]
+            if any(one.label in self.trained for one in first):
+                self.trainings.picture(folder.path / "table.png", first, self.trained)

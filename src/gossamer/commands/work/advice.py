@@ -32,6 +32,7 @@ from gossamer.methods import MethodSpec
 from gossamer.observe.progress import Reporter, is_watched, show_share, warn
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import candidates, menu_with
+from gossamer.plan.advise.changes import asked_values, changes_to_try
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.findings import ALONE, SearchFindings
 from gossamer.plan.advise.search import Search, SearchStep
@@ -113,6 +114,7 @@ def advise(
     target: float,
     methods: Sequence[str | MethodSpec] = (),
     only: bool = False,
+    search: Sequence[str] = (),
     budget: str | float = "5m",
     seeds: int | None = None,
     learning_rates: Sequence[float] = (),
@@ -125,13 +127,14 @@ def advise(
 
     `target` is the accuracy (0.95, or 95 for 95 %) or loss to reach and hold, `budget` how long the
     search may take (seconds, or "90s", "5m", "1h"), `methods` are tried besides those of the menu
-    (with `only=True` alone), and `seeds` are those of the final. `jobs` and `choices` are as for
-    `compare`. The same seed gives the same answer. Ctrl-C gives the best so far, and `ended` says
-    so.
+    (with `only=True` alone), and `seeds` are those of the final. `search` names further settings to
+    try: "batch", "momentum", "weight_decay" and "groups", or "batch=8/32" with these values.
+    `jobs` and `choices` are as for `compare`. The same seed gives the same answer. Ctrl-C gives the
+    best so far, and `ended` says so.
     """
     planned = plan_search(
-        task, cluster, target=target, methods=methods, only=only, budget=budget, seeds=seeds,
-        learning_rates=learning_rates, data=data, **choices,
+        task, cluster, target=target, methods=methods, only=only, search=search, budget=budget,
+        seeds=seeds, learning_rates=learning_rates, data=data, **choices,
     )  # fmt: skip
     pool = pool_for(planned.base.task, jobs)
     with scratch_folder() as folder:
@@ -155,11 +158,12 @@ class PlannedSearch:
 
     def __init__(
         self, base: Settings, target: float, budget: str, rates: Sequence[float],
-        menu: Mapping[str, Sequence[str]], seeds: int | None,
+        menu: Mapping[str, Sequence[str]], seeds: int | None, search: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.base, self.target, self.budget = base, target, budget
         self._allowed = _allowed(budget)
-        self.candidates, self.left_out = candidates(base, rates, **menu)
+        changes = changes_to_try(asked_values(search, base), base)
+        self.candidates, self.left_out = candidates(base, rates, **menu, changes=changes)
         self._scenes = scenes(base.cluster)
         self.plan: SearchPlan = make_plan(
             self._allowed, nominal_seconds(base), epochs=base.epochs or 0.0,
@@ -167,7 +171,7 @@ class PlannedSearch:
             scenes=len(self._scenes), seeds=seeds,
         )  # fmt: skip
         unpaid = self.candidates[self.plan.candidates :]
-        self.left_out |= {one.method: f"{budget} do not pay for it" for one in unpaid}
+        self.left_out |= {one.label: f"{budget} do not pay for it" for one in unpaid}
 
     def config(self) -> dict[str, Any]:
         """What the folder keeps of it."""
@@ -229,6 +233,7 @@ def plan_search(
     target: float,
     methods: Sequence[str | MethodSpec] = (),
     only: bool = False,
+    search: Sequence[str] = (),
     budget: str | float = "5m",
     seeds: int | None = None,
     learning_rates: Sequence[float] = (),
@@ -250,7 +255,7 @@ def plan_search(
     shown = budget if isinstance(budget, str) else f"{budget:g}s"
     rates = tuple(dict.fromkeys(learning_rates)) or made.learning_rates
     menu = menu_with([str(one) for one in methods], only=only)
-    return PlannedSearch(base, goal, shown, rates, menu, seeds)
+    return PlannedSearch(base, goal, shown, rates, menu, seeds, search)
 
 
 def _allowed(budget: str | float) -> float:
@@ -345,7 +350,7 @@ def advice_table(findings: SearchFindings) -> Table:
         never = "never" if one.is_final else "not yet"
         low, high = (0.0, 0.0) if span is None else (span.low, span.high)
         table.add_row(
-            str(place), one.candidate.method, f"{one.candidate.learning_rate:g}",
+            str(place), one.candidate.label, f"{one.candidate.learning_rate:g}",
             never if span is None else f"{show_number(span.mean)} s",
             f"{show_number(low)}-{show_number(high)}" if low < high else "-",
             *(spent_cell(spent[one.candidate.method], what) for what in told),

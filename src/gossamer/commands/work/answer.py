@@ -59,7 +59,9 @@ class Answer(ABC):
 
     def __repr__(self) -> str:
         # In a notebook rich would also display what is captured here, as an empty output.
-        console = Console(width=_WIDTH, highlight=False, color_system=None, force_jupyter=False)
+        console = Console(
+            width=_WIDTH, highlight=False, emoji=False, color_system=None, force_jupyter=False
+        )
         table, sentences = self._shown()
         # Above a narrow table rich would break the title.
         title, table.title = table.title, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ class JobPool:
         try:
             pack_task(task)
         except Exception as error:  # pickle raises whatever the task's own objects raise
-            return str(error) or type(error).__name__
+            return re.sub(" at 0x[0-9a-f]+", "", str(error)) or type(error).__name__
         return ""
 
     def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -9,10 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gossamer.commands.work.answer import Answer, shows_progress
+from gossamer.compression.coding_times import measure_all
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import loaded_task, make_settings
 from gossamer.errors import ConfigurationError
@@ -85,6 +88,20 @@ class Measurement(Answer):
         ]
         return {"cluster": self.cluster.as_dict(), "notices": self.notices, "findings": told}
 
+    def measure_compression(self) -> None:
+        """Measure what every compressor takes here, with the threads of the workers; what the
+        cluster knows is charged in virtual time."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.findings.inquiry.threads)
+        try:
+            times = {
+                entry: (float(f"{encode:.3g}"), float(f"{decode:.3g}"))
+                for entry, (encode, decode) in measure_all().items()
+            }
+        finally:
+            torch.set_num_threads(before)
+        self.cluster = dataclasses.replace(self.cluster, compression=times)
+
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the description, a .toml file that every command takes; return its path."""
         place = Path(path)
@@ -147,6 +164,7 @@ def probe(
     faults: FaultPlan | None = None,
     batch: int | None = None,
     threads: int = 1,
+    compression: bool = False,
     name: str = "measured",
     progress: bool | None = None,
     data: Path | str | None = None,
@@ -155,7 +173,8 @@ def probe(
 
     It starts so many processes of this machine (2), which make the task themselves, from its name:
     a `Task` of your own must be a global name of a file, as for `train`. Under torchrun, mpirun,
-    srun or `gossamer run` every process calls this, and all get the answer.
+    srun or `gossamer run` every process calls this, and all get the answer. With `compression` each
+    process measures the compressors, too.
 
         here = gossamer.probe(workers=4)
         gossamer.compare(methods=["all_reduce", "ad_psgd"], cluster=here.cluster)
@@ -165,7 +184,10 @@ def probe(
         task, workers, transport=transport, seconds=seconds, faults=faults, batch=batch,
         threads=threads, data=data,
     )  # fmt: skip
-    return planned.run(name, is_shown=shows_progress(progress))
+    found = planned.run(name, is_shown=shows_progress(progress))
+    if compression:
+        found.measure_compression()
+    return found
 
 
 class PlannedProbe:

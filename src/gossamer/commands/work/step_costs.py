@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ COST_WORKERS = "2,4,8,16,32,64,128,256"
 _MOST_SENTENCES = 8
 _MOST_WORKERS = 4096
 
+_Amount = str | float | None
 Found = dict[str, dict[int, Prediction | NoClosedForm]]
 
 
@@ -69,12 +70,17 @@ class _Question:
 class StepCosts(Answer):
     """The time of a step for several methods and numbers of workers, and where they cross."""
 
-    def __init__(self, asked: _Question, found: Found, layers: list[LayerCost]) -> None:
+    def __init__(
+        self, asked: _Question, found: Found, layers: list[LayerCost], timed: bool
+    ) -> None:
         self._asked = asked
         self._found = found
         self.layers = layers
         """Work and depth of each layer, if they were asked for."""
+        self.layer_times = asked.sheet.layer_rows() if timed else []
+        """What each layer takes by the data sheet or by the trace, if there is one."""
         self._summary, self._overtaken = _summary(found, asked, layers)
+        self._summary["layer_times"] = self.layer_times
 
     @property
     def sheet(self) -> Sheet:
@@ -301,15 +307,14 @@ def cost(
     given = cluster.name if isinstance(cluster, Cluster) else str(cluster)
     made = sheet(loaded, where, what, chosen)
     asked = _Question(named, counts, made, what, loaded, precision, given)
-    with ExitStack() as stack:
-        reporter = None
-        if shows_progress(progress):
-            reporter = stack.enter_context(Reporter(len(names), "cost", is_quiet=True))
+    shown = Reporter(len(names), "cost", is_quiet=True) if shows_progress(progress) else None
+    with shown or nullcontext() as reporter:
         found = _answers(names, asked, loaded, reporter)
     answers = [one for row in found.values() for one in row.values()]
     if all(isinstance(one, NoClosedForm) for one in answers):
         raise ConfigurationError(str(answers[0]))
-    return StepCosts(asked, found, _layers(loaded, what.batch) if layers else [])
+    needs_model = layers and (loaded or not made.made_from)
+    return StepCosts(asked, found, _layers(loaded, what.batch) if needs_model else [], layers)
 
 
 def check_page_place(place: Path, *, force: bool) -> None:
@@ -387,12 +392,7 @@ def _counts(given: str | Sequence[int]) -> list[int]:
     return sorted(set(counts))
 
 
-def _changed(
-    cluster: Cluster,
-    bandwidth: str | float | None,
-    latency: str | float | None,
-    compute: str | float | None,
-) -> Cluster:
+def _changed(cluster: Cluster, bandwidth: _Amount, latency: _Amount, compute: _Amount) -> Cluster:
     wires, work = cluster.network, cluster.compute
     if bandwidth is not None:
         rate = bytes_per_second(bandwidth, "--bandwidth")

@@ -16,7 +16,7 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
-from gossamer.own_code import parse_reference
+from gossamer.plan.advise.changes import UNCHANGED, Changes
 from gossamer.plan.advise.splits import Splits
 from gossamer.plan.hardware.room import Room
 from gossamer.quantities import counted
@@ -67,6 +67,14 @@ MENU = (
     "hierarchical_sgd",
     "async_diloco:period=8",
     "decoupled_diloco",
+    # The same exchanges in fewer bits.
+    "all_reduce+bf16",
+    "all_reduce+powersgd:rank=2",
+    "all_reduce+topk:share=0.05",
+    "diloco:period=8+int4",
+    "local_sgd:period=8+int8",
+    "downpour+int8",
+    "ad_psgd+bf16",
     # Finer choices.
     "ad_psgd:topology=complete",
     "local_sgd:period=2",
@@ -85,6 +93,8 @@ MENU = (
 )
 NOT_ADVISED = {
     "ensemble": "it gives as many models as workers instead of one",
+    "codistill": "its workers train apart, so that each sees only its part of the samples",
+    "pbt": "its workers train apart, and it looks for settings instead of for speed; try --search",
     "hogwild": "it needs one memory that all workers share, which a cluster has not",
 }
 _FEWEST_MEETINGS = 4
@@ -97,20 +107,30 @@ class Candidate:
 
     method: str
     learning_rate: float
+    changes: Changes = UNCHANGED
 
     @property
     def name(self) -> str:
-        """The method without its options."""
-        return parse_reference(self.method, "method")[0]
+        """The method without its options, and its compressor if it was given one."""
+        spec = parse_method(self.method)
+        own = spec.compressor
+        if own is None or not str(spec).endswith(f"+{own}"):
+            return spec.name
+        return f"{spec.name}+{own.name}"
 
     def __str__(self) -> str:
-        return f"{self.method} at {self.learning_rate:g}"
+        return f"{self.label} at {self.learning_rate:g}"
+
+    @property
+    def label(self) -> str:
+        """The method, and what is changed with it."""
+        changed = str(self.changes)
+        return f"{self.method} ({changed})" if changed else self.method
 
     def settings(self, base: Settings) -> Settings:
-        """The base settings with this method and rate, checked."""
-        return dataclasses.replace(
-            base, method=parse_method(self.method), learning_rate=self.learning_rate
-        ).resolved()
+        """The base settings with this method, its changes and its rate, checked."""
+        changed = self.changes.apply(base, self.method)
+        return dataclasses.replace(changed, learning_rate=self.learning_rate).resolved()
 
 
 def menu_with(own: Sequence[str], *, only: bool = False) -> dict[str, tuple[str, ...]]:
@@ -128,11 +148,14 @@ def menu_with(own: Sequence[str], *, only: bool = False) -> dict[str, tuple[str,
 
 
 def candidates(
-    base: Settings, rates: Sequence[float], menu: Sequence[str] = MENU
-) -> tuple[list[Candidate], dict[str, str]]:
+    base: Settings, rates: Sequence[float], menu: Sequence[str] = MENU,
+    changes: Sequence[Changes] = (UNCHANGED,),
+) -> tuple[list[Candidate], dict[str, str]]:  # fmt: skip
     """The candidates that can run on this cluster, in the menu's order, and why others cannot.
-    Replicas of several machines come first, where they are suggested."""
+    Replicas of several machines come first, where they are suggested. Changed settings come after
+    all methods without them."""
     found: list[Candidate] = []
+    able: list[str] = []
     left_out = dict(NOT_ADVISED)
     room, splits = _room(base), Splits(base)
     refused = room.refusal("all_reduce") if room else ""
@@ -144,7 +167,14 @@ def candidates(
         if reason:
             left_out[method] = reason
         else:
-            found += [Candidate(method, rate) for rate in rates]
+            able.append(method)
+    for change in changes:
+        for method in able:
+            reason = _obstacle_to(base, method, change)
+            if reason:
+                left_out[Candidate(method, rates[0], change).label] = reason
+            else:
+                found += [Candidate(method, rate, change) for rate in rates]
     if not found:
         method, reason = next((m, r) for m, r in left_out.items() if m in menu)
         raise ConfigurationError(f"no method can run on this cluster: {method}: {reason}")
@@ -156,6 +186,24 @@ def _room(base: Settings) -> Room | None:
     if not base.cluster.compute.memory:
         return None
     return Room.of(base.task, base.cluster, base.batch or 1, optimiser=base.optimiser)
+
+
+def _obstacle_to(base: Settings, method: str, change: Changes) -> str:
+    """Why this change cannot be made with the method; empty if it can."""
+    if not str(change):
+        return ""
+    try:
+        changed = change.apply(base, method).resolved()
+    except ConfigurationError as error:
+        return str(error)
+    momentum = change.momentum
+    if momentum and changed.method.notice(momentum, is_synchronous=_is_in_rounds(changed)):
+        return "the method leaves the optimiser's momentum out"
+    return ""
+
+
+def _is_in_rounds(settings: Settings) -> bool:
+    return settings.method.method.is_synchronous(settings.method_options())
 
 
 def _obstacle(base: Settings, method: str) -> str:

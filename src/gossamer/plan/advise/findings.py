@@ -209,13 +209,16 @@ class SearchFindings:
         if not self.has_final:
             return ""
         first, base = self.ranking[0].candidate, self.search.base
-        chosen = {"workers": base.cluster.workers, **_choices(base)}
+        chosen = {"workers": base.cluster.workers, **_choices(first.settings(base))}
+        method = first.method
+        if first.changes.groups is not None:
+            method = str(first.settings(base).method)
         if not base.task.spec:
             # A task that was made in Python has no name that a command could be given.
             words = {**chosen, "learning_rate": first.learning_rate}
             said = "".join(f", {name}={value!r}" for name, value in words.items())
-            return f"gossamer.train(task, {first.method!r}{said})"
-        words = ["--method", first.method, "--lr", f"{first.learning_rate:g}"]
+            return f"gossamer.train(task, {method!r}{said})"
+        words = ["--method", method, "--lr", f"{first.learning_rate:g}"]
         words += ["--task", base.task.spec]
         for name, value in chosen.items():
             words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
@@ -286,6 +289,11 @@ class SearchFindings:
         spent = next((e for e in self.expenses if e.label == one.candidate.method), None)
         return {
             "method": one.candidate.method,
+            **(
+                {"changes": dict(one.candidate.changes.told())}
+                if str(one.candidate.changes)
+                else {}
+            ),
             "learning_rate": one.candidate.learning_rate,
             "seconds_to_target": None if span is None else span.mean,
             "low": None if span is None else span.low,

@@ -47,6 +47,10 @@ class TracedStep:
             forward_share=self.forward_share,
         )  # fmt: skip
 
+    def layer_rows(self) -> list[dict[str, Any]]:
+        """The seconds of each layer, from long to short."""
+        return [{"layer": name, "seconds": took} for name, took in self.layers.items()]
+
     def sentences(self) -> list[str]:
         total = sum(self.layers.values())
         longest = ", ".join(

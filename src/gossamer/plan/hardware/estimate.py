@@ -13,7 +13,7 @@ from gossamer.plan.batch_line import BatchLine, batch_line, other_sizes
 from gossamer.plan.hardware.chrome_trace import TracedStep
 from gossamer.plan.hardware.device import Device
 from gossamer.plan.hardware.operators import StepWork, step_work
-from gossamer.plan.hardware.roofline import StepTime, step_seconds
+from gossamer.plan.hardware.roofline import StepTime, layer_seconds, step_seconds
 from gossamer.plan.probe.toml_text import comment
 from gossamer.quantities import show_bytes, show_percent, show_seconds
 from gossamer.tasks import Task
@@ -40,6 +40,14 @@ class Estimate:
             forward_share=min(0.99, self.time.forward_s / self.time.gradient_s),
             memory=self.device.memory,
         )
+
+    def layer_rows(self) -> list[dict[str, Any]]:
+        """Operations, bytes and seconds of each layer, in order."""
+        return [
+            {"layer": one.name, "operations": one.flops, "bytes": one.moved_bytes,
+             "forward_s": one.forward_s, "backward_s": one.backward_s, "seconds": one.total_s}
+            for one in layer_seconds(self.work, self.device, self.precision)
+        ]  # fmt: skip
 
     def sentences(self) -> list[str]:
         """What was estimated, how, and how far it may be off."""

@@ -67,6 +67,8 @@ class Operator:
     """What it reads and writes."""
     is_half: bool = False
     """Whether its numbers have 16 bits."""
+    layer: str = ""
+    """The innermost module that it belongs to, by its name in the model; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class StepWork:
     gradient: tuple[Operator, ...]
     """Forward and backward."""
     update: tuple[Operator, ...]
-    """The optimiser, on the parameters as one vector."""
-    tensors: int
-    """The parameter tensors, each of which a user's optimiser looks at."""
+    """The optimiser, counted on the parameters as one vector."""
+    tensors: tuple[int, ...]
+    """The numbers in each parameter tensor, each of which a user's optimiser looks at."""
     peak_bytes: int
     """The most that lives at one moment of a step: state, gradients and activations."""
     is_fake: bool
@@ -147,7 +149,7 @@ def _counted(
     update, temporary = _update(numbers, optimiser.suited(shapes), element)
     return StepWork(
         batch, size, operators, update,
-        tensors=sum(one.requires_grad for one in module.parameters()),
+        tensors=tuple(map(math.prod, shapes)),
         peak_bytes=max(
             peak + size.optimiser_bytes, size.worker_bytes + temporary
         ),
@@ -206,6 +208,8 @@ class StepTally(TorchDispatchMode):
         self._live: dict[int, weakref.ref[Any]] = {}
         self._bytes = 0
         self._tracker = ModuleTracker()
+        self._layers: dict[int, str] = {}
+        """The layer of each operator that has a gradient, by autograd's number of it."""
         for tensor in lasting:
             self._hold(tensor)
 
@@ -255,11 +259,24 @@ class StepTally(TorchDispatchMode):
         flops = _flops(func, args, given, made)
         moved = 0.0 if kind == "view" else sum(map(_touched, (*inputs, *outputs)))
         is_half = any(one.dtype in (torch.bfloat16, torch.float16) for one in inputs)
+        layer = self._layer()
         for part, share, smallest in _parts(name, args, outputs):
             done, touched = flops * share, moved * share
             self.operators.append(
-                Operator(part, kind, self._tracker.is_bw, done, smallest, touched, is_half)
+                Operator(part, kind, self._tracker.is_bw, done, smallest, touched, is_half, layer)
             )
+
+    def _layer(self) -> str:
+        """In the backward pass that of the forward operator whose gradient this is."""
+        engine = cast(Any, torch._C)  # pyright: ignore[reportPrivateUsage]
+        node = engine._current_autograd_node()
+        if node is not None:
+            return self._layers.get(node._sequence_nr(), "")
+        # The names of modules begin with that of the model's class.
+        within = [name.partition(".")[2] for name in self._tracker.parents if name != "Global"]
+        layer = max(within, key=lambda name: name.count(".") + bool(name), default="")
+        self._layers.setdefault(engine._autograd._get_sequence_nr() - 1, layer)
+        return layer
 
 
 def kind_of(func: Any, name: str) -> str:

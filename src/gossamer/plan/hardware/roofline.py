@@ -11,11 +11,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gossamer.plan.hardware.device import Device
 from gossamer.plan.hardware.operators import MATRIX_KINDS, Operator, StepWork
+
+LOSS, HOST, OPTIMISER = (
+    "(in no layer, such as the loss)",
+    "(host, starting operators)",
+    "(optimiser)",
+)
+"""What of a step belongs to no layer."""
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One layer of a step, or what belongs to none."""
+
+    name: str
+    flops: float
+    moved_bytes: float
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True)
@@ -79,9 +101,9 @@ def step_seconds(work: StepWork, device: Device, precision: str) -> StepTime:
     gradient_host_s = device.host.step_s + host_seconds(work.gradient, device)
     gradient_s = whole(work.gradient, gradient_host_s)
     update_host_s = (
-        device.host.update_s + work.tensors * (1 + work.size.slots) * device.host.tensor_s
+        device.host.update_s + len(work.tensors) * (1 + work.size.slots) * device.host.tensor_s
     )
-    update_s = whole(work.update, update_host_s)
+    update_s = whole(_passes(work, device), update_host_s)
     forward = [one for one in work.gradient if not one.is_backward]
     return StepTime(
         gradient_s=gradient_s,
@@ -89,3 +111,45 @@ def step_seconds(work: StepWork, device: Device, precision: str) -> StepTime:
         update_s=update_s,
         host_share=(gradient_host_s + update_host_s) / (gradient_s + update_s),
     )
+
+
+def _passes(work: StepWork, device: Device) -> list[Operator]:
+    """The operators of the optimiser as it runs: torch's goes over all tensors at once on a GPU,
+    and over one after the other on a CPU, where those that fit into a cache stay there."""
+    if device.is_gpu:
+        return list(work.update)
+    numbers = sum(work.tensors)
+    return [
+        replace(one, moved_bytes=one.moved_bytes * own / numbers)
+        for own in work.tensors
+        for one in work.update
+    ]
+
+
+def layer_seconds(work: StepWork, device: Device, precision: str) -> list[LayerTime]:
+    """The step layer by layer, in the order in which they compute; their times add up to it.
+
+    What a GPU waits for a host that cannot start operators fast enough belongs to no layer.
+    """
+    in_layer: dict[str, list[Operator]] = {}
+    for one in work.gradient:
+        in_layer.setdefault(one.layer or LOSS, []).append(one)
+    if LOSS in in_layer:
+        in_layer[LOSS] = in_layer.pop(LOSS)  # to the end
+
+    def took(operators: Sequence[Operator]) -> float:
+        own_s = sum(operator_seconds(one, device, precision) for one in operators)
+        return own_s if device.is_gpu else own_s + host_seconds(operators, device)
+
+    def layer(name: str, operators: Sequence[Operator]) -> LayerTime:
+        flops, moved = sum(o.flops for o in operators), sum(o.moved_bytes for o in operators)
+        ways = [[o for o in operators if o.is_backward == is_back] for is_back in (False, True)]
+        return LayerTime(name, flops, moved, *map(took, ways))
+
+    whole = step_seconds(work, device, precision)
+    found = [layer(name, operators) for name, operators in in_layer.items()]
+    waits = whole.gradient_s - sum(one.total_s for one in found)
+    if waits > 1e-9 * whole.gradient_s:
+        found.append(LayerTime(HOST, 0.0, 0.0, waits, 0.0))
+    update = layer(OPTIMISER, work.update)
+    return [*found, replace(update, forward_s=whole.update_s, backward_s=0.0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gossamer.config.cluster import Cluster
 from gossamer.errors import ConfigurationError, unknown_name
@@ -51,6 +52,10 @@ class Sheet:
                 "what drivers and libraries take of it is not counted"
             )
         return told
+
+    def layer_rows(self) -> list[dict[str, Any]]:
+        """What each layer takes; empty where nothing was estimated or traced."""
+        return [] if self.made_from is None else self.made_from.layer_rows()
 
     def text(self, workload: str) -> str:
         """The TOML file of the cluster."""

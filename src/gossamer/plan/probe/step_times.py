@@ -41,7 +41,8 @@ class Stepper:
         self._buffers = self._model.initial_buffers.clone()
         optimiser, rate = make_optimiser(inquiry.optimiser), inquiry.learning_rate
         optimiser = optimiser.suited(self._model.layout.shapes)
-        self._replica = WindowReplica(Place(self._model.initial.clone()), optimiser, lambda: rate)
+        place = Place(self._model.initial.clone())
+        self._replica = WindowReplica(place, optimiser, lambda pace: rate)
         self.batch = inquiry.batch
         self.other_sizes = other_sizes(self.batch, len(task.train) // size)
         self._samplers = {

@@ -47,6 +47,8 @@ def to_toml(cluster: Cluster, findings: ProbeFindings) -> str:
     lines += _network(cluster, findings)
     if cluster.sites.names:
         lines += ["", "[sites]", *_sites(cluster.sites, findings)]
+    if cluster.compression:
+        lines += ["", "[compression]", *_compression(cluster)]
     for kind, table, what in (
         ("slow", "slow", "How many times longer than the typical worker's their steps are."),
         ("slow-link", "slow_link", "How many times slower than the typical one their cards are."),
@@ -56,6 +58,16 @@ def to_toml(cluster: Cluster, findings: ProbeFindings) -> str:
             lines += ["", f"[{table}]", f"# {what}"]
             lines += [f"{fault.worker} = {fault.amount!r}" for fault in faults]
     return "\n".join(lines) + "\n"
+
+
+def _compression(cluster: Cluster) -> list[str]:
+    return [
+        *comment(
+            "Nanoseconds that a number takes to be encoded and to be decoded, in a vector of a "
+            "million."
+        ),
+        *(f"{entry} = [{up!r}, {down!r}]" for entry, (up, down) in cluster.compression.items()),
+    ]
 
 
 def show_time(seconds: float) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import SECOND
@@ -34,9 +34,11 @@ from gossamer.real.join.checks import (
     reported,
 )
 from gossamer.real.join.joined_optimizer import JoinedOptimizer, ScaledGradients, check_scaler
+from gossamer.real.join.learning.lessons import LearningWords
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
+from gossamer.real.join.scaling.large_batch_words import LargeBatchWords
 from gossamer.real.join.servers import momentum_left_out
 from gossamer.real.join.several_optimizers import parts_of, taken_together
 from gossamer.real.join.shared_values import SharedWords
@@ -61,6 +63,7 @@ def join(
     callbacks: Sequence[Callback] = (),
     statistics_batches: int = BATCHES,
     mesh: Any = None,
+    example: Any = None,
 ) -> JoinedWorker:
     """Couple a training loop with those of the other workers.
 
@@ -78,7 +81,9 @@ def join(
     output has the mean of the workers' statistics.
 
     `mesh` is the part of a device mesh over which FSDP2 or DTensors have sharded the model: an
-    island. The islands are coupled then, shard by shard.
+    island. The islands are coupled then, shard by shard. With `stages=` in the method a replica is
+    several processes, whose loops call `worker.through_stages`; `example` is a batch as it enters
+    the model, of the size that all batches have, by which the model is cut.
 
     `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
     dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
@@ -109,22 +114,23 @@ def join(
         return JoinedWorker(model, optimizer, spec, None, own, RunObserver(1, callbacks=callbacks))
     return coupled(
         connected, model, optimizer, spec, seed=own, steps=steps, callbacks=callbacks,
-        statistics_batches=statistics_batches, mesh=mesh,
+        statistics_batches=statistics_batches, mesh=mesh, example=example,
     )  # fmt: skip
 
 
 def coupled(
     transport: Transport, model: nn.Module, optimizer: torch.optim.Optimizer, spec: MethodSpec, *,
     seed: int = 0, steps: int = 1000, callbacks: Sequence[Callback] = (),
-    statistics_batches: int = BATCHES, mesh: Any = None,
+    statistics_batches: int = BATCHES, mesh: Any = None, example: Any = None,
 ) -> JoinedWorker:  # fmt: skip
     """Couple a loop that `join` has checked, over a transport of any size."""
-    if mesh is not None:
-        from gossamer.real.join.islands import joined_island
+    if mesh is not None or spec.shape.machines > 1:
+        from gossamer.real.join.divided.stage_loop import joined_part
 
-        return joined_island(
-            transport, model, optimizer, spec, mesh, seed=seed, steps=steps, callbacks=callbacks
-        )
+        return joined_part(
+            transport, model, optimizer, spec, mesh, example, seed=seed, steps=steps,
+            callbacks=callbacks,
+        )  # fmt: skip
     check_apart(trainable(model))
     observer = RunObserver(transport.size, [transport.rank], callbacks=callbacks)
     coupling = LoopSession(
@@ -137,7 +143,7 @@ def coupled(
 
 
 @dataclass
-class JoinedWorker(SharedWords):
+class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
     """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
@@ -157,8 +163,7 @@ class JoinedWorker(SharedWords):
     def __post_init__(self) -> None:
         if self.coupling is not None and self.coupling.shares is not None:
             self._passes = self.coupling.shares
-        if self.coupling is not None:
-            self._passes.accounts = self.coupling.accounts
+        self._passes.accounts = None if self.coupling is None else self.coupling.accounts
         self.optimizer = JoinedOptimizer(
             self.own_optimizer, self._make_step, is_coupled=self.coupling is not None
         )
@@ -217,7 +222,7 @@ class JoinedWorker(SharedWords):
             )
         self._was_open = True
         if self.coupling is not None:
-            with _last_words(self.coupling):
+            with self.coupling.last_words():
                 self.coupling.begin()
             for notice in self.notices if self.rank == 0 else ():
                 say(notice)
@@ -235,7 +240,7 @@ class JoinedWorker(SharedWords):
             return
         self._is_open = False
         if self.coupling is not None:
-            with _last_words(self.coupling):
+            with self.coupling.last_words():
                 self.coupling.finish()
         self.observer.ended(self._summary())
 
@@ -251,8 +256,7 @@ class JoinedWorker(SharedWords):
             "seed": self.seed,
             "seconds": seconds,
             "notices": list(self.notices),
-            **({"steps": own.steps} if self.coupling is None else self.coupling.session.summary()),
-            **({"passes": self.coupling.passes} if self.coupling and self.coupling.passes else {}),
+            **({"steps": own.steps} if self.coupling is None else self.coupling.summary()),
         }
 
     def _open_for(self, what: str) -> None:
@@ -303,13 +307,11 @@ class JoinedWorker(SharedWords):
             return
         if scaled is not None:
             scaled.unscale()
-        try:
+        with self.coupling.last_words():
             if own is self.own_optimizer:
                 self.coupling.step(skips_infinite=scaled is not None)
             else:
                 self.coupling.step_alone(own, skips_infinite=scaled is not None)
-        except PeerLost as lost:
-            raise self.coupling.session.last_words(lost) from None
 
     def _tell_step(self) -> None:
         # A schedule over this optimiser must not complain that it makes no steps.
@@ -317,6 +319,16 @@ class JoinedWorker(SharedWords):
         now_ns, coupling = time.monotonic_ns(), self.coupling
         rank = 0 if coupling is None else coupling.session.rank
         self.observer.computed(rank, (now_ns, now_ns), 0, 0, None)
+
+    def through_stages(
+        self, inputs: Any, targets: Any, loss: Callable[[Any, Any], Tensor]
+    ) -> Tensor:
+        """Make the gradient of a batch for `step()`, and return its loss: with `stages=` through
+        the stages of this replica, elsewhere by `loss(model(inputs), targets).backward()`."""
+        self.own_optimizer.zero_grad()
+        found = loss(self.model(inputs), targets)
+        found.backward()
+        return found.detach()
 
     @contextlib.contextmanager
     def accumulate(self) -> Generator[None]:
@@ -369,7 +381,7 @@ class JoinedWorker(SharedWords):
             return [value] if word == "gather" else value
         caller = inspect.stack(0)[2]
         place = f"{os.path.basename(caller.filename)}:{caller.lineno}"
-        with _last_words(self.coupling):
+        with self.coupling.last_words():
             return self.coupling.shared.call(word, name, value, source, place)
 
     def manual_seed(self, seed: int) -> None:
@@ -396,7 +408,7 @@ class JoinedWorker(SharedWords):
             return
         self._open_for("consensus")
         with contextlib.ExitStack() as stack:
-            with _last_words(self.coupling):
+            with self.coupling.last_words():
                 stack.enter_context(self.coupling.output.in_place())
             yield self.model
 
@@ -409,6 +421,8 @@ class JoinedWorker(SharedWords):
         folder it is a line of metrics.jsonl there.
         """
         row: dict[str, Any] = {**reported(values), "worker": self.rank}
+        if self.coupling is not None and "loss" in row:
+            self.coupling.lessons.loss = torch.tensor(float(row["loss"]))
         own = self.observer.metrics.workers[self.rank]
         row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
         self.observer.evaluated(row)
@@ -488,12 +502,3 @@ class JoinedWorker(SharedWords):
             self.coupling.loaded = state
             self._passes.before = list(state["passes"])
         self.observer.callbacks.steps[self.rank] = int(state.get("step", 0))
-
-
-@contextlib.contextmanager
-def _last_words(coupling: LoopSession) -> Generator[None]:
-    """A loss that ends the loop is told in one sentence."""
-    try:
-        yield
-    except PeerLost as lost:
-        raise coupling.session.last_words(lost) from None

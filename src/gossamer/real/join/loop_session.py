@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import MethodSpec
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
@@ -27,6 +30,7 @@ from gossamer.real.join.elastic.newcomer import (
 )
 from gossamer.real.join.exchanged_values import ExchangedValues
 from gossamer.real.join.gradient import LoopGradients, can_send_buckets
+from gossamer.real.join.learning.lessons import Lessons
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import BATCHES
@@ -41,7 +45,7 @@ from gossamer.real.transports.beginning import Beginning
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import LoopPace
 from gossamer.replica import Replica, trainable
-from gossamer.worker import Gradient
+from gossamer.worker import Gradient, Lesson
 
 
 class LoopSession:
@@ -86,11 +90,16 @@ class LoopSession:
         """What another worker has given to this one, which came during the run."""
         self._wanted: Gradient | None = None
         """The gradient that the method has asked for, and that the loop computes next."""
+        self.lessons = Lessons(model, binding.layout, spec.name)
         self._awaited: Pending[Any] | None = None
         """The gradient that the method awaits: the loop's own, or the mean of its group's."""
         self.loaded: dict[str, Any] | None = None
         """The state to go on from, as `state_dict` had returned it."""
         self._statistics_batches = statistics_batches
+        self.stages: Sequence[nn.Module] = ()
+        """Where a replica is several processes, what each of them trains of the whole model."""
+        self.before_end: Callable[[], None] = lambda: None
+        """Called when all have made their last step, and everybody still answers."""
 
     # ------------------------------------------------------------------ begin
 
@@ -128,6 +137,8 @@ class LoopSession:
         is_on_gpu = is_on_gpu and session.transport.name == "shm"
         is_on_gpu = is_on_gpu and not Beginning.from_environment().is_elastic
         session.router.offer("untrained", lambda: pack_bytes(untrained(self._model)))
+        for number, stage in enumerate(self.stages):
+            session.router.offer(f"stage {number}", partial(_pack_stage, stage))
         session.open(
             binding.initial() if loaded is None else loaded["value"], saved,
             device=binding.device if is_on_gpu else torch.device("cpu"), home=binding.home,
@@ -145,7 +156,12 @@ class LoopSession:
             own.copy_(self._newcomer.model)
             unpack_bytes_(untrained(self._model), self._newcomer.untrained)
             return False
-        if rank != first and self.loaded is None:
+        if self.stages and self.loaded is None:
+            # Of the stage that is trained here worker 0 has a model, too.
+            parts = _parts_of(self._model)
+            unpack_bytes_(parts, session.router.ask(0, f"stage {first}", "beginning"))
+            own.copy_(self._binding.initial())
+        elif rank != first and self.loaded is None:
             pending = transport.read(first)
             driver.wait(pending, "beginning")
             own.copy_(pending.result())
@@ -226,6 +242,7 @@ class LoopSession:
                 tell_the_end(session)
             found.extend(output.final())
             self._server_state.fetch()
+            self.before_end()
 
         try:
             self._binding.let_gpu_finish()
@@ -246,6 +263,14 @@ class LoopSession:
         lay_out_state(self._optimizer)
         session.close()
 
+    @contextmanager
+    def last_words(self) -> Generator[None]:
+        """A loss that ends the loop is told in one sentence."""
+        try:
+            yield
+        except PeerLost as lost:
+            raise self.session.last_words(lost) from None
+
     def abandon(self) -> None:
         """The loop failed: the module keeps what this worker has, and to the others it is dead."""
         self._watch.end()
@@ -254,6 +279,10 @@ class LoopSession:
         self.output.recalibration.close()
         self._binding.detach(self._binding.window / self.replica.weight)
         self.session.abandon(tells_others=True)
+
+    def summary(self) -> dict[str, Any]:
+        """What this worker did, and what became of the batches where workers come and go."""
+        return self.session.summary() | ({"passes": self.passes} if self.passes else {})
 
     # ------------------------------------------------------------------ the loop
 
@@ -282,6 +311,7 @@ class LoopSession:
         # A schedule must not complain where a server descends instead of this optimiser.
         for part in self._parts:
             part._opt_called = True
+        self.lessons.end(wanted, compares_losses=session.method.compares_losses)
         gradient = self.gradients.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling(gradient.vector()) if self._has_servers else gradient)
         watch.is_stepping = True
@@ -291,6 +321,11 @@ class LoopSession:
             watch.is_stepping = False
         self.output.stepped()
         self._look_at_clock()
+
+    def has_waited(self, seconds: float) -> None:
+        """So much of this step was spent waiting for others of this replica, which a worker that is
+        made slower does not take longer for."""
+        self._stepped_at += seconds
 
     def _look_at_clock(self) -> None:
         self._waited_ns = self.session.metrics.workers[self.session.rank].waited_ns
@@ -324,7 +359,10 @@ class LoopSession:
         self.replica.skips_this = skips
         return torch.zeros_like(flat) if skips else flat
 
-    def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
+    def _gradient(
+        self, at: Tensor | Replica, batch: Tensor | None, lesson: Lesson | None
+    ) -> Gradient:
+        self.lessons.begin(lesson)
         binding, replica = self._binding, self.replica
         point = at if isinstance(at, Tensor) else None
         if point is not None:
@@ -383,3 +421,11 @@ class LoopSession:
         self.worker.step = int(state["step"])
         version, numbers, spare = json.loads(state["random"])
         self.worker.rng.setstate((version, tuple(numbers), spare))
+
+
+def _parts_of(stage: nn.Module) -> list[Tensor]:
+    return [*(p.detach() for _, p in trainable(stage)), *untrained(stage)]
+
+
+def _pack_stage(stage: nn.Module) -> Tensor:
+    return pack_bytes(_parts_of(stage))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from gossamer.real.join.recalibration import NO_AVERAGES, Averages, Recalibratio
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.output_model import Contribution, Untrained, combined
 from gossamer.real.session import Session
+from gossamer.replica import score_of
 
 
 class LoopOutput:
@@ -111,7 +112,8 @@ class LoopOutput:
         with self._model_lock:  # a visit that began meanwhile would mix the output's buffers in
             own = Untrained.of(self._model) if self._own is None else self._own
         value, weight = self.weighted or (self._replica.snapshot(), 1.0)
-        return Contribution(value, weight, own.statistics, own.counters)
+        score = score_of(self._replica.memory)
+        return Contribution(value, weight, own.statistics, own.counters, score)
 
     # ------------------------------------------------------------------ what this worker gets
 
@@ -122,6 +124,19 @@ class LoopOutput:
             return self._contribution()
         speaking = session.grouping.speaking(self.leavers.standing)
         return combined(session.method.output, *session.contributions(speaking, step))
+
+    def of(self, ranks: Sequence[int]) -> Contribution:
+        """The output of workers that hold another part of the model, as of now: with a synchronous
+        method after as many steps as this worker has made."""
+        step = 0 if self._most_behind is None else self._made
+        standing = self.leavers.standing
+        asked = [(rank, "output", step) for rank in ranks if rank in standing]
+        found = self._session.answers(asked)
+        if not found:
+            raise self._session.grouping.lost(self._session.router.live)
+        if self._session.method.output == "ensemble":
+            return found[0]
+        return combined(self._session.method.output, found, [])
 
     @contextmanager
     def in_place(self) -> Generator[None]:

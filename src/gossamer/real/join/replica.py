@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.optim.optimisers import clip_one
+from gossamer.optim.tuning import RATE, tunable_names, tuned_value
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient
 from gossamer.real.join.several_optimizers import parts_of
@@ -48,6 +49,40 @@ def slowing(
             group.update(own)
 
 
+def _by_our_names(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group with the two momenta of Adam apart."""
+    betas = dict(zip(("beta1", "beta2"), group.get("betas", ()), strict=False))
+    return {**group, **betas}
+
+
+@contextmanager
+def _tuning(optimizer: torch.optim.Optimizer, factors: Mapping[str, float]) -> Generator[None]:
+    """Inside, the optimiser's options are those of the loop with these factors."""
+    if not factors:
+        yield
+        return
+    before = [dict(group) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        known = _by_our_names({**group, RATE: group["lr"]})
+        new = {
+            name: tuned_value(name, float(known[name]), factor)
+            for name, factor in factors.items()
+            if name in known
+        }
+        group["lr"] = new.pop(RATE, group["lr"])
+        if "betas" in group:
+            group["betas"] = tuple(
+                new.pop(name, own)
+                for name, own in zip(("beta1", "beta2"), group["betas"], strict=True)
+            )
+        group.update(new)
+    try:
+        yield
+    finally:
+        for group, own in zip(optimizer.param_groups, before, strict=True):
+            group.update({name: value for name, value in own.items() if name != "params"})
+
+
 class LoopReplica(PublishedReplica):
     """The `Replica` of a worker whose loop is the user's own."""
 
@@ -71,12 +106,22 @@ class LoopReplica(PublishedReplica):
         self._binding = binding
         self._optimizer = optimizer
         self._before_step = before_step
+        self._factors: Mapping[str, float] = {}
 
     @property
     def learning_rate(self) -> float:
         """The rate of the first group; negative where the optimiser maximises."""
         group = self._optimizer.param_groups[0]
         return -float(group["lr"]) if group.get("maximize") else float(group["lr"])
+
+    @property
+    def tunable(self) -> tuple[str, ...]:
+        """The schedule is the loop's own."""
+        group = _by_our_names(self._optimizer.param_groups[0])
+        return tunable_names(group, has_schedule=False)
+
+    def tune_(self, factors: Mapping[str, float]) -> None:
+        self._factors = dict(factors)
 
     def _moved(self) -> None:
         self._binding.note_move()
@@ -106,12 +151,13 @@ class LoopReplica(PublishedReplica):
         if self._before_step is not None:
             self._before_step()
         point = at if at is not None and any(self._decays()) else None
-        if self.momentum is None and share == 1.0:
+        if self.momentum is None and share == 1.0 and not self._factors:
             self._binding.descend(self._optimizer.step, self._guard, point)
             return
         with ExitStack() as stack:
             for part in parts_of(self._optimizer):
                 stack.enter_context(slowing(part, self.momentum, share))
+                stack.enter_context(_tuning(part, self._factors))
             self._binding.descend(self._optimizer.step, self._guard, point)
 
     def _stand_in(self, gradient: Tensor) -> None:

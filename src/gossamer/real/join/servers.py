@@ -53,7 +53,7 @@ def worker_replica(
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
         rule = rule.suited(binding.layout.shapes)
         silent = Place(place.window, place.guard)
-        replica.rule = WindowReplica(silent, rule, lambda: replica.learning_rate)
+        replica.rule = WindowReplica(silent, rule, lambda pace: replica.learning_rate)
     elif session.method.leaves_out_momentum:
         replica.momentum = session.momentum
     return replica
@@ -73,7 +73,7 @@ def server_replica(
     if session.spec.server_optimiser:
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
         rule = rule.suited(binding.layout.within(part).shapes)
-        return WindowReplica(place, rule, lambda: worker.learning_rate)
+        return WindowReplica(place, rule, lambda pace: worker.learning_rate)
     window, momentum = place.window, session.momentum
     own: list[tuple[str, nn.Parameter]] = []
     made: dict[nn.Parameter, nn.Parameter] = {}

@@ -110,7 +110,7 @@ class Explanation:
         for process in self._processes:
             for row in self._rows(process):
                 table.add_row(f"{process.rank}", *row)
-        Console(stderr=True, highlight=False).print(table)
+        Console(stderr=True, highlight=False, emoji=False).print(table)
 
     def _rows(self, process: Process) -> list[tuple[str, str, str, str]]:
         if process.ended is not None:

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import schedules
 from gossamer.errors import ConfigurationError
 from gossamer.pending import Pending
 from gossamer.pipeline.shape import ReplicaShape
+from gossamer.pipeline.stage_module import StageModule
 from gossamer.real.pipelines.stage_links import StageLinks
 from gossamer.worker import Message
 
@@ -129,3 +130,22 @@ class EmptiedPipeline:
 
 def _room(example: Tensor, *, is_trained: bool) -> Tensor:
     return torch.empty_like(example).requires_grad_(is_trained and example.is_floating_point())
+
+
+def borders_of(whole: nn.Module, modules: Sequence[StageModule], value: Any) -> list[Tensor]:
+    """A micro-batch as it enters the model, and what each chunk makes of it."""
+    found = [value]
+    was_training = whole.training
+    whole.eval()
+    with torch.no_grad():
+        for module in modules:
+            value = module(value)
+            if not isinstance(value, Tensor):
+                raise ConfigurationError(
+                    f"the stage that ends with {module.parts[-1].name} passes on a "
+                    f"{type(value).__name__}, and stages of real workers pass on one tensor; cut "
+                    "elsewhere with cut="
+                )
+            found.append(value)
+    whole.train(was_training)
+    return found

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.errors import ConfigurationError
 from gossamer.pipeline.shape import ReplicaShape
 from gossamer.pipeline.stage_module import StageCall
-from gossamer.real.pipelines.emptied_pipeline import EmptiedPipeline
+from gossamer.real.pipelines.emptied_pipeline import EmptiedPipeline, borders_of
 from gossamer.real.pipelines.flowing_pipeline import FlowingPipeline, StageStep
 from gossamer.real.pipelines.stage_links import StageLinks
 from gossamer.real.pipelines.stage_parts import StageParts
@@ -46,7 +45,8 @@ class StagePipeline:
                 stage, lag, self._microbatches, links, self._loss, self._set_keys
             )
         else:
-            borders = _borders(model, parts, batch // self._microbatches)
+            part = model.task.train.first(batch // self._microbatches).inputs
+            borders = borders_of(model.module, parts.modules, part)
             self._emptied = EmptiedPipeline(
                 shape, self._microbatches, own, borders, links, self._loss
             )
@@ -137,22 +137,3 @@ def _count_passes(
         passes += 1
 
     module.register_forward_pre_hook(before)
-
-
-def _borders(model: FlatModel, parts: StageParts, size: int) -> list[Tensor]:
-    """A micro-batch as it enters the model, and what each chunk makes of it."""
-    value: Any = model.task.train.first(size).inputs
-    found = [value]
-    model.module.eval()
-    with torch.no_grad():
-        for module in parts.modules:
-            value = module(value)
-            if not isinstance(value, Tensor):
-                raise ConfigurationError(
-                    f"the stage that ends with {module.parts[-1].name} passes on a "
-                    f"{type(value).__name__}, and stages of real workers pass on one tensor; cut "
-                    "elsewhere with cut="
-                )
-            found.append(value)
-    model.module.train()
-    return found

@@ -86,6 +86,11 @@ class StageSession(Session):
         """Whether this process's replica has ended with another process of it."""
         return self.rank not in self.router.live
 
+    def last_words(self, lost: PeerLost) -> PeerLost:
+        return (
+            self.grouping.lost(self.router.live) if self.is_orphaned else super().last_words(lost)
+        )
+
     def _view(self, worker: RealWorker, stage: int) -> StageWorker:
         slices = self.addresses.slices[stage :: len(self._layouts)]
         layout = self._layouts[stage]

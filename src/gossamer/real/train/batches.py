@@ -29,6 +29,7 @@ import numpy.typing as npt
 from gossamer.batch_shares import BatchShares, StepTimes, is_settlement, told_for
 from gossamer.config.settings import Settings
 from gossamer.groups import Grouping
+from gossamer.optim.schedules import BatchGrowth
 from gossamer.real.router import BLOCK
 from gossamer.real.transports.checked_values import broken_value, number_from
 from gossamer.real.transports.transport import Store
@@ -47,10 +48,13 @@ class RoundBatches:
     def __init__(
         self, samples: int, batch: int, data_size: int,
         live_at: Callable[[int], frozenset[int]], sampler: Sampler, rank: int,
-        workers: int,
+        workers: int, growth: AgreedGrowth | None = None,
     ) -> None:  # fmt: skip
         self.epoch = 0.0
         self.expected_steps = max(1, -(-samples // (batch * workers)))
+        self._growth, self._multiple = growth, 1
+        if growth is not None:
+            self.expected_steps = max(1, round(self.expected_steps * growth.growth.step_share))
         self._samples, self._batch, self._data_size = samples, batch, data_size
         self._claimed = self._drawn = 0
         self._live_at = live_at
@@ -74,6 +78,8 @@ class RoundBatches:
         self.epoch = self._claimed / self._data_size
         if self._claimed >= self._samples:
             return False
+        if self._growth is not None:
+            self._multiple = self._growth.at(step, self.epoch)
         shares = self._round(self._members or frozenset())
         self._claimed += sum(shares.values())
         self._owed[1].update(shares)
@@ -81,7 +87,7 @@ class RoundBatches:
 
     def _round(self, members: frozenset[int]) -> Mapping[int, int]:
         """The samples of each member in the round that opens."""
-        return dict.fromkeys(members, self._batch)
+        return dict.fromkeys(members, self._batch * self._multiple)
 
     def _keep(self, live: frozenset[int]) -> None:
         """Go on with these members. The rounds of this block and of the one before no longer count
@@ -93,17 +99,47 @@ class RoundBatches:
         self._members = live
 
     def next_batch(self) -> Indices:
-        self._drawn += 1
-        return self._sampler.next(self._rank)
+        self._drawn += self._multiple
+        parts = [self._sampler.next(self._rank) for _ in range(self._multiple)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def state(self) -> State:
-        return {"claimed": self._claimed, "drawn": self._drawn}
+        return {"claimed": self._claimed, "drawn": self._drawn, "multiple": self._multiple}
 
     def resume(self, own: State, everyone: Sequence[State]) -> None:
         """All workers count the same rounds, so each one's own count is enough."""
         self._claimed, self._drawn = own["claimed"], own["drawn"]
+        if self._growth is not None:
+            self._growth.growth.now = self._multiple = own["multiple"]
         self.epoch = self._claimed / self._data_size
         self._sampler.resume(self._rank, self._drawn)
+
+
+class AgreedGrowth:
+    """Batches that grow alike at all workers of a synchronous run.
+
+    An epoch is the same for all. What the noise of gradients says differs from worker to worker; so
+    every few rounds the first to come proposes a size, and everyone takes what it proposed.
+    """
+
+    EVERY = 8
+
+    def __init__(self, growth: BatchGrowth, store: Store, most: int, *, by_noise: bool) -> None:
+        """`most` is the largest multiple that anybody may propose."""
+        self.growth = growth
+        self._store, self._most, self._by_noise = store, most, by_noise
+
+    def at(self, step: int, epoch: float) -> int:
+        """How many ordinary batches each worker computes in this round."""
+        if not self._by_noise:
+            return self.growth.at(epoch)
+        if step % self.EVERY == 0:
+            key, before = f"growth/{step}", self.growth.now
+            agreed = self._store.get(key)
+            if agreed is None:
+                agreed = self._store.agree(key, str(self.growth.at(epoch)))
+            self.growth.now = max(before, number_from(key, agreed, self._most + 1))
+        return self.growth.now
 
 
 class BalancedBatches(RoundBatches):
@@ -186,10 +222,14 @@ class LeasedBatches:
         order: Order | OwnSampler, rank: int, workers: int,
         live: Callable[[], frozenset[int]] | None = None,
         on_repeat: Callable[[int], None] = lambda samples: None, lease: int = LEASE,
+        growth: BatchGrowth | None = None,
     ) -> None:  # fmt: skip
         """`lease` is how many batches are taken at a time."""
         self.epoch = 0.0
         self.expected_steps = max(1, -(-samples // (batch * workers)))
+        self._growth = growth
+        if growth is not None:
+            self.expected_steps = max(1, round(self.expected_steps * growth.step_share))
         self._last = -(-samples // batch)
         """How many batches the run has."""
         self._batch, self._data_size = batch, data_size
@@ -223,6 +263,16 @@ class LeasedBatches:
         return True
 
     def next_batch(self) -> Indices:
+        """One ordinary batch; where batches grow, as many of them as are left, in one."""
+        parts = [self._next_ordinary()]
+        for _ in range(0 if self._growth is None else self._growth.at(self.epoch) - 1):
+            self._leased = self._leased or self._take()
+            if not self._leased:
+                break
+            parts.append(self._next_ordinary())
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _next_ordinary(self) -> Indices:
         if self._leased:
             position, self._leased = self._leased[0], self._leased[1:]
         else:
@@ -398,6 +448,7 @@ def make_batches(
     settings: Settings, store: Store, grouping: Grouping, *,
     live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
     is_synchronous: bool, on_repeat: Callable[[int], None],
+    noise: Callable[[], float | None] = lambda: None,
 ) -> Batches:  # fmt: skip
     """The batches of one worker. A group without its leader has processed nothing."""
     assert settings.batch
@@ -407,10 +458,16 @@ def make_batches(
         order = Order(data_size, settings.seed, batch)
         return BalancedBatches(samples, order, store, rank, size, live_at, live)
     sampler = make_sampler(targets, size, batch, settings.split, settings.seed, is_synchronous)
+    schedule, growth = settings.made_schedule, None
+    if schedule.is_growing:
+        growth = BatchGrowth(schedule, batch * size, noise)
     if is_synchronous:
+        agreed = growth and AgreedGrowth(
+            growth, store, schedule.largest_multiple, by_noise=schedule.follows_noise
+        )
         return RoundBatches(
             samples, batch, data_size, lambda step: grouping.working(live_at(step)), sampler, rank,
-            size,
+            size, agreed,
         )  # fmt: skip
     is_own = isinstance(sampler, OwnSampler)
     order = sampler if is_own else Order(data_size, settings.seed, batch)
@@ -418,5 +475,5 @@ def make_batches(
         samples, batch, data_size, store, order, rank, size, lambda: grouping.working(live()),
         on_repeat,
         # The members of a group take their batches at each step: none is left when it ends.
-        lease=1 if grouping.groups else LEASE,
+        lease=1 if grouping.groups else LEASE, growth=growth,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from gossamer.real.transports.transport import Transport
 from gossamer.replica import Layout, Replica
 from gossamer.tasks.evaluator import Held
 from gossamer.tasks.keyed import key_of
-from gossamer.worker import Gradient
+from gossamer.worker import Gradient, Lesson, check_lesson
 
 
 class StageTraining(Training):
@@ -95,7 +95,10 @@ class StageTraining(Training):
 
     # ------------------------------------------------------------------ gradients
 
-    def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
+    def _gradient(
+        self, at: Tensor | Replica, batch: Tensor | None, lesson: Lesson | None
+    ) -> Gradient:
+        check_lesson(is_divided=lesson is not None)
         if batch is not None:
             raise ConfigurationError(
                 f"{self._settings.method} chooses batches of its own, which a replica of several "
@@ -108,7 +111,8 @@ class StageTraining(Training):
         point = at if isinstance(at, Tensor) else at.snapshot()
         samples = len(self._stage_batches.next_batch())
         coming = dict(self._stage_batches.coming)
-        gradient = Gradient("gradient")
+        self.replica.late = min(min(coming), max(self._shape.lags()))
+        gradient = Gradient()
         gradient.settle = lambda: self._compute_stage(gradient, point, coming, samples)
         return gradient
 

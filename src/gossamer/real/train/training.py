@@ -20,7 +20,6 @@ from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
 from gossamer.observe.strip import Strip
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.optim.schedules import make_schedule
 from gossamer.pending import Pending
 from gossamer.real.driver import Free, Turns
 from gossamer.real.launch.console import say
@@ -33,11 +32,11 @@ from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import tell_operations
-from gossamer.replica import Layout, Replica
+from gossamer.replica import Layout, Replica, score_of
 from gossamer.tasks.evaluator import Evaluator, Held, OutputAverage
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.keyed import key_of
-from gossamer.worker import Gradient
+from gossamer.worker import Gradient, Lesson
 
 _REPORT_S = 0.2
 _FIRST_MOMENTS = 250
@@ -60,11 +59,12 @@ class Training:
         self._observer = RunObserver(size, [self.rank], others=[self._strip])
         self._metrics = self._observer.metrics
         self._log = log
-        self._model = FlatModel(settings.task, torch.device("cpu"), seed=settings.seed)
+        self._model = FlatModel(
+            settings.task, torch.device("cpu"), seed=settings.seed,
+            microbatches=settings.microbatches,
+        )  # fmt: skip
         self._buffers = self._model.initial_buffers.clone()
-        self._schedule = make_schedule(
-            settings.schedule, epochs=settings.epochs, workers=settings.replicas
-        )
+        self._schedule = settings.made_schedule
         self._rate = settings.learning_rate
         self._evaluate_every = settings.epochs / settings.evaluations
         self._kept = WorkerState.read(request.checkpoint, self.rank) if request.checkpoint else None
@@ -148,7 +148,7 @@ class Training:
         optimiser = self._optimiser.suited(layout.within(part).shapes)
         replica = WindowReplica(
             self.session.place(end), optimiser, self._learning_rate, self._settings.clip,
-            self.session.spec.clips_first,
+            self.session.spec.clips_first, has_schedule=self._settings.schedule != "constant",
         )  # fmt: skip
         if self._kept is not None:
             self._kept.load(replica, None if end == self.rank else end)
@@ -183,6 +183,7 @@ class Training:
             on_repeat=lambda samples: self._observer.observed(
                 self.rank, "repeated", samples, time.monotonic_ns()
             ),
+            noise=self._metrics.known_noise,
         )  # fmt: skip
 
     def _orphaned(self, lost: PeerLost) -> None:
@@ -211,8 +212,8 @@ class Training:
             self.has_ended = True
             self.end()
 
-    def _learning_rate(self) -> float:
-        return self._rate * self._schedule.factor(self._pace.epoch)
+    def _learning_rate(self, pace: float) -> float:
+        return self._rate * self._schedule.factor(self._pace.epoch * pace)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -232,7 +233,9 @@ class Training:
 
     # ------------------------------------------------------------------ gradients
 
-    def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
+    def _gradient(
+        self, at: Tensor | Replica, batch: Tensor | None, lesson: Lesson | None
+    ) -> Gradient:
         """Read the point and the batch now; the thread that awaits the gradient computes it."""
         self.session.driver.check()
         self.replica.begin_step()
@@ -244,16 +247,17 @@ class Training:
         chosen = torch.from_numpy(self._pace.next_batch()) if batch is None else batch
         key = key_of(self._settings.seed, self.rank, self._gradients)
         self._gradients += 1
-        gradient = Gradient("gradient")
+        gradient = Gradient()
         weight = 1.0 if self._balanced is None or batch is not None else self._balanced.weight
-        gradient.settle = lambda: self._compute(gradient, point, chosen, key, weight)
+        gradient.settle = lambda: self._compute(gradient, point, chosen, key, weight, lesson)
         return gradient
 
     def _compute(
-        self, gradient: Gradient, point: Tensor, batch: Tensor, key: int, weight: float
-    ) -> None:
+        self, gradient: Gradient, point: Tensor, batch: Tensor, key: int, weight: float,
+        lesson: Lesson | None,
+    ) -> None:  # fmt: skip
         began = time.monotonic_ns()
-        value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key)
+        value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key, lesson)
         if self.session.slowness is not None:
             self.session.slowness.lengthen((time.monotonic_ns() - began) / SECOND)
         ended = time.monotonic_ns()
@@ -262,6 +266,7 @@ class Training:
         self._observer.computed(self.rank, (began, ended), ended - began, len(batch), loss)
         self._metrics.noise.add(value.unsqueeze(0), len(batch))
         self._report()
+        gradient.loss = loss
         gradient.resolve(value if weight == 1.0 else value * weight)
 
     def _report(self) -> None:
@@ -290,7 +295,8 @@ class Training:
     # ------------------------------------------------------------------ what came out
 
     def own_output(self) -> Contribution:
-        return Contribution(*self.replica.for_others(), self._buffers.clone())
+        score = score_of(self.replica.memory)
+        return Contribution(*self.replica.for_others(), self._buffers.clone(), score=score)
 
     @property
     def _speaking(self) -> frozenset[int]:
@@ -353,4 +359,5 @@ def _held(workers: Sequence[Contribution], servers: Sequence[Contribution]) -> H
     return Held(
         torch.stack([one.value for one in workers]), [one.weight for one in workers],
         torch.stack([one.buffers for one in workers]), [one.value for one in servers],
+        [one.score for one in workers],
     )  # fmt: skip

@@ -67,7 +67,7 @@ function update() {
   const before = new Set(usedFigures);
   usedFigures.clear();
   const advice = adviceSection();
-  const sections = [raceSection(), expensesSection(), changesSection(), resultsSection(), timeSection(), learningSection(), stalenessSection(),
+  const sections = [raceSection(), expensesSection(), changesSection(), resultsSection(), timeSection(), learningSection(), lineageSection(), stalenessSection(),
     consensusSection(), trafficSection(), topologySection(), clusterSection(), gridSection(), ...heatMapSections(),
     picturesSection(), ...furtherTables(), settingsSection(), commandSection()];
   const main = arrange(kept("main", () => make("main")), [advice, notices(), nothingShown(), ...sections]);

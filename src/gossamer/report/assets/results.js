@@ -20,6 +20,7 @@ const FURTHER_COLUMNS = [
   ["coding_seconds_per_step", "encoding and decoding a step", showSeconds],
   ["residual_norm", "not sent yet (norm)", showNumber],
   ["displacement_cosine", "cosine of displacements", showNumber],
+  ["bubble_fraction", "bubbles of pipelines", showShare],
   ["steps", "steps", showCount],
   ["wall_seconds", "took to compute", showSeconds],
 ];

@@ -65,6 +65,16 @@ StripData = TypedDict(
 """The first moments of a run; a segment is [worker, start, end, kind, detail]."""
 
 
+class LineageData(TypedDict):
+    """Who descends from whom in a population, in the first seed's run."""
+
+    lives: list[list[Any]]
+    """[worker, from, to, worker of the first ancestor, words]"""
+    copies: list[list[Any]]
+    """[when, worker that was copied, worker that copied it, worker of the first ancestor]"""
+    workers: int
+
+
 class Card(TypedDict):
     """Bytes that one network card carries per gradient step of the whole run."""
 
@@ -86,7 +96,7 @@ FIGURES = (
     "metric", "accuracy", "loss", "seconds", "waiting_fraction", "mean_staleness", "max_staleness",
     "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step",
     "noise_scale", "compression_ratio", "coding_seconds_per_step", "residual_norm",
-    "displacement_cosine", "steps", "wall_seconds",
+    "displacement_cosine", "bubble_fraction", "steps", "wall_seconds",
 )  # fmt: skip
 Figures = dict[str, float | None]
 """A value at the end for each of `FIGURES`: the mean over the seeds."""
@@ -111,6 +121,7 @@ class MethodData(TypedDict):
     workers: list[WorkerTime]
     """The workers of the first seed."""
     strip: StripData | None
+    lineage: LineageData | None
     staleness: dict[str, int]
     cards: list[Card]
     topology: TopologyData | None

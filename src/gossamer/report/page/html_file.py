@@ -28,8 +28,8 @@ _STYLES = ("page.css", "parts.css", "cluster.css", "print.css")
 _SCRIPTS = (
     "elements.js", "numbers.js", "state.js", "looks.js", "tables.js", "figures.js", "axes.js",
     "frame.js", "curves.js", "arrivals.js", "expenses.js", "time_use.js", "strip.js",
-    "staleness.js", "traffic.js", "topology.js", "cluster.js", "heat_map.js", "results.js",
-    "advice.js", "contents.js", "page.js",
+    "lineage.js", "staleness.js", "traffic.js", "topology.js", "cluster.js", "heat_map.js",
+    "results.js", "advice.js", "contents.js", "page.js",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from gossamer.report.page.data import (
     Curves,
     ExpenseData,
     Figures,
+    LineageData,
     MethodData,
     Shares,
     StripData,
@@ -56,6 +57,7 @@ def method_data(
         shares=shares,
         workers=worker_times(first),
         strip=next((strip for strip in map(_strip, runs) if strip is not None), None),
+        lineage=next((found for found in map(_lineage, runs) if found is not None), None),
         staleness=_staleness(runs),
         cards=next((cards for cards in map(_cards, runs) if cards), []),
         topology=_topology(first),
@@ -235,6 +237,36 @@ def _segment(value: object) -> list[Any] | None:
         return None
     detail = text(parts[4]) if len(parts) > 4 else ""
     return [worker, start, end, kind, detail]
+
+
+def _lineage(run: Run) -> LineageData | None:
+    """The lives of a population's members, each with the first ancestor that it descends from."""
+    entries = objects(run.summary.get("lineage"))
+    if not entries:
+        return None
+    last = max(float(number(one.get("seconds")) or 0.0) for one in entries)
+    end = max(last, float(number(ending(run).get("virtual_seconds")) or 0.0))
+    roots: dict[tuple[Any, Any], int] = {}
+    current: dict[int, list[Any]] = {}
+    data = LineageData(lives=[], copies=[], workers=0)
+    for one in entries:
+        worker, parent = count(one.get("worker")), count(one.get("parent"))
+        at = number(one.get("seconds"))
+        if worker is None or at is None:
+            return None
+        root = worker if parent is None else roots.get((parent, one.get("parent_life")), parent)
+        roots[worker, one.get("life")] = root
+        if worker in current:
+            current[worker][2] = at
+        if parent is not None:
+            data["copies"].append([at, parent, worker, root])
+        factors = members(one.get("factors"))
+        words = ", ".join(f"{name.replace('_', ' ')} x {number(factors[name]) or 0.0:.3g}"
+                          for name in factors)  # fmt: skip
+        current[worker] = [worker, at, end, root, words]
+        data["lives"].append(current[worker])
+    data["workers"] = 1 + max(current)
+    return data
 
 
 # ---------------------------------------------------------------------- what was exchanged

@@ -13,7 +13,7 @@ from gossamer.topology import TOPOLOGIES, Topology, make_topology
 _MOST_NODES = 4096
 _MOST_WORKERS = 64
 _MOST_EDGES = 400
-_RANDOM_PEER = frozenset({"pull_gossip", "push_gossip"})
+_RANDOM_PEER = frozenset({"pull_gossip", "push_gossip", "codistill", "pbt"})
 
 Edges = list[list[int]]
 

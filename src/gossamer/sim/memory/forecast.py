@@ -82,7 +82,7 @@ def forecast(settings: Settings, model: FlatModel) -> Forecast:
         leaf.nbytes for part in (model.task.train, model.task.test) for leaf in leaves(part.inputs)
     )
     each = (_COPIES + (_UNDER_WAY if workers > 1 else 0)) * workers * replica
-    batch = settings.batch or 1
+    batch = (settings.batch or 1) * settings.made_schedule.largest_multiple
     row = 2 * replica + 2 * batch * activation_bytes(model)
     total = memory_of(model.device)
     fixed = holders * (1 + slots) * replica + workers * statistics + each + data

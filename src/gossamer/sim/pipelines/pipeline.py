@@ -273,7 +273,7 @@ class Pipelines:
         lags = shape.lags()
         return {
             "bubble_fraction": 1 - busy / span if span > 0 else None,
-            "stages": [
+            "pipeline": [
                 {
                     "work_share": per_stage[stage], "parameters": held[stage],
                     "activation_bytes": round(most[stage]),

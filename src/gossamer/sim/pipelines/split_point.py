@@ -23,6 +23,7 @@ from gossamer.pipeline.chain import chain_of
 from gossamer.precision import autocasting
 from gossamer.tasks.data import Tensors
 from gossamer.tasks.flat_model import FlatModel, checked_loss
+from gossamer.worker import Lesson
 
 Values = Mapping[str, Tensor]
 
@@ -60,8 +61,9 @@ class SplitPointModel(FlatModel):
         return loss, (loss.detach(), packed)
 
     def gradient(
-        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int,
+        lesson: Lesson | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Plain autograd for one worker."""
         point = flat.clone().requires_grad_()
         inputs, targets = self.task.train.at(batch)

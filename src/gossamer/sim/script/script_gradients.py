@@ -30,6 +30,7 @@ from gossamer.sim.replica_matrix import Point
 from gossamer.sim.script.crew import Crew, Member
 from gossamer.sim.script.script_replicas import ScriptReplica
 from gossamer.sim.worker import SimulatedWorker
+from gossamer.worker import Lesson
 
 if TYPE_CHECKING:
     from gossamer.sim.script.script_world import ScriptWorld
@@ -271,7 +272,14 @@ class ScriptWorker(SimulatedWorker):
     def expected_steps(self) -> int:
         return self._world.steps
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> ScriptGradient:
+    def gradient(
+        self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
+    ) -> ScriptGradient:
+        if lesson is not None:
+            raise ConfigurationError(
+                "a script in virtual time is given no teachers; simulate its task, or couple the "
+                "script's own workers by `gossamer run`"
+            )
         if batch is not None:
             raise ConfigurationError(
                 "the method chooses the samples of a gradient by itself, and the batches of a "

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.script.memory import file_of, tensor_of
 from gossamer.sim.kernel import Kernel
@@ -59,7 +60,7 @@ class ScriptReplica(SimulatedReplica):
     __slots__ = ("_descent", "_own", "_point", "_told")
 
     def __init__(
-        self, store: ScriptStore, row: int, learning_rate: Callable[[], float],
+        self, store: ScriptStore, row: int, learning_rate: Callable[[float], float],
         on_descend: Callable[[SimulatedReplica, Sequence[int]], None], descent: Tensor,
         point: Tensor | None = None, own: Callable[[], Tensor | None] = lambda: None,
         told: Callable[[], Mapping[str, Any]] = dict,
@@ -102,6 +103,13 @@ class ScriptReplica(SimulatedReplica):
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
         self._script_store.answer(self.row, "penalise", self._sent(gradient, at))
         return self._descent.clone()
+
+    def tune_(self, factors: Mapping[str, float]) -> None:
+        if factors:
+            raise ConfigurationError(
+                "the optimiser of a script in virtual time is not tuned; simulate its task, or "
+                "couple the script's own workers by `gossamer run`"
+            )
 
     def optimiser_state(self) -> Tensor:
         files = self._script_store.answer(self.row, "state", self._told())

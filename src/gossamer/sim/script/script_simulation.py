@@ -150,7 +150,7 @@ class ScriptSimulation(Simulation):
 
     def _row(self, found: Any = None, *, is_last: bool = False) -> Row:
         row = super()._row()
-        values = self._held().workers
+        values = self.held().workers
         return row | {"loss": None, "accuracy": None, "consensus_distance": distance_of(values)}
 
     def _on_report(self, rank: int, values: Mapping[str, float]) -> None:

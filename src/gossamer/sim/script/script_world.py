@@ -154,7 +154,7 @@ class ScriptWorld(World):
         per_number = model.initial.element_size() * byte_scale
         return cut_buckets(sizes, [float(size) for size in sizes], per_number)
 
-    def _rate_of(self, rank: int) -> float:
+    def _rate_of(self, rank: int, pace: float) -> float:
         return self.source.loops[rank].learning_rate
 
     def _own_of(self, rank: int) -> Tensor | None:

@@ -49,7 +49,8 @@ def model_fingerprint(model: FlatModel) -> str | None:
             torch.__version__, package_digest(), shipped_table().fingerprint, str(model.device),
             model.precision, task.train.labels_as, str(torch.get_default_dtype()),
             str(torch.are_deterministic_algorithms_enabled()),
-            _callable(task.loss), "" if task.augment is None else _callable(task.augment),
+            _callable(task.training_loss or task.loss),
+            "" if task.augment is None else _callable(task.augment),
             _module(model.module), *_tensors(model),
         ]  # fmt: skip
     except _Unknown:

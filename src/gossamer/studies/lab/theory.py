@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -76,39 +77,53 @@ def _check(delay: int, momentum: float) -> None:
         )
 
 
-def largest_curvature(model: FlatModel) -> float | None:
-    """The largest eigenvalue of the Hessian of the loss on one batch, at the initial parameters.
+def largest_curvature(
+    model: FlatModel, at: Tensor | None = None, held: Tensor | None = None
+) -> float | None:
+    """The largest eigenvalue of the Hessian of the loss on one batch, at the initial parameters or
+    those of `at`; with `held`, of its block for the parameters where that is 1 and not 0.
 
     Power iteration with Hessian-vector products by double backward. None where a layer of the model
     cannot be differentiated twice.
     """
     try:
-        first = _dominant(model, shift=0.0)
+        product = curvature_product(model, at)
+        first = _dominant(model, product, 0.0, held)
         # The dominant eigenvalue has the largest modulus; after the shift the largest dominates.
-        return first if first > 0.0 else _dominant(model, shift=-first) + first
+        return first if first > 0.0 else _dominant(model, product, -first, held) + first
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def _dominant(model: FlatModel, shift: float) -> float:
-    """The eigenvalue of the largest modulus of H + shift, with its sign."""
+def curvature_product(model: FlatModel, at: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """The Hessian of the loss on one batch, at the initial parameters or those of `at`, times a
+    vector."""
     train = model.task.train
     inputs, targets = train.first(_SAMPLES).inputs, train.first(_SAMPLES).targets
     key = torch.zeros((), dtype=torch.int64, device=model.device)
-    point = model.initial.clone().requires_grad_()
+    point = (model.initial if at is None else at).clone().requires_grad_()
     loss, _ = model.flat_loss(point, model.initial_buffers, inputs, targets, key)
     (gradient,) = torch.autograd.grad(loss, point, create_graph=True)
 
     def product(vector: Tensor) -> Tensor:
         (found,) = torch.autograd.grad(gradient @ vector, point, retain_graph=True)
-        return found + shift * vector
+        return found
 
+    return product
+
+
+def _dominant(
+    model: FlatModel, product: Callable[[Tensor], Tensor], shift: float, held: Tensor | None
+) -> float:
+    """The eigenvalue of the largest modulus of H + shift, with its sign."""
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(len(point), generator=generator).to(point)
+    vector = torch.randn(model.layout.total, generator=generator).to(model.initial)
+    vector = vector if held is None else vector * held
     vector /= vector.norm()
     value = 0.0
     for _ in range(_ITERATIONS):
-        image = product(vector)
+        image = product(vector) + shift * vector
+        image = image if held is None else image * held
         before, value = value, float(vector @ image)
         norm = image.norm()
         if not norm > 0.0 or abs(value - before) <= _ENOUGH * abs(value):

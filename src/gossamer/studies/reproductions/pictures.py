@@ -55,8 +55,8 @@ class ScalingCurve:
     """Virtual seconds."""
     accuracies: Sequence[float]
     """In %."""
-    target: float
-    """The accuracy that measures early speed."""
+    target: float | None = None
+    """The accuracy that measures early speed; None where nobody knows it yet."""
 
 
 def error_curves(
@@ -90,6 +90,29 @@ def error_curves(
     figures.save(figure, path)
 
 
+def bars(
+    path: Path, ours: Mapping[str, float], published: Mapping[str, float], words: Caption, *,
+    unit: str,
+) -> None:  # fmt: skip
+    """Draw a bar for each name, from below upwards, and a triangle where a paper has a figure."""
+    height = 1.9 + 0.34 * len(ours)
+    figure = figures.new_figure(8.0, height)
+    axes = figure.add_axes((0.3, 0.85 / height, 0.66, 1 - 1.75 / height))
+    figures.style(axes, "bottom", grid="x")
+    names = list(ours)
+    axes.barh(names, [ours[name] for name in names], color="#0072B2", height=0.6)
+    known = [name for name in names if name in published]
+    axes.plot(
+        [published[name] for name in known], known, "<", color="#D55E00", markeredgecolor="white"
+    )
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
+    axes.invert_yaxis()
+    figures.write_titles(figure, words.title, words.subtitle)
+    figure.text(0.015, 0.02, words.caption, fontsize=8, color=figures.FAINT)
+    figures.save(figure, path)
+
+
 def scaling_picture(
     path: Path,
     panels: Mapping[str, Mapping[str, ScalingCurve]],
@@ -108,8 +131,8 @@ def scaling_picture(
         figures.style(below, "bottom", grid="y")
         figures.name_axis(below.xaxis, "epochs, of all workers together")
         for axes in (above, below):
-            for target in {curve.target for curve in curves.values()}:
-                axes.axhline(target, **_DOTTED)
+            for target in {curve.target for curve in curves.values()} - {None}:
+                axes.axhline(target or 0.0, **_DOTTED)
         for name, curve in curves.items():
             above.plot(curve.seconds, curve.accuracies, linewidth=1.5, **looks[name])
             below.plot(curve.epochs, curve.accuracies, linewidth=1.5, **looks[name])
@@ -152,8 +175,8 @@ def _accuracy_range(panels: Mapping[str, Mapping[str, ScalingCurve]]) -> tuple[f
     """The range from a little below the lowest target to the best accuracy."""
     curves = [curve for curves in panels.values() for curve in curves.values()]
     shown = [value for curve in curves for value in curve.accuracies if math.isfinite(value)]
-    target = min(curve.target for curve in curves)
     best = max(shown, default=100.0)
+    target = min((one.target for one in curves if one.target is not None), default=best / 2)
     if best <= target:
         # No training reached the target, so the range shows the beginning.
         return 0.0, 1.05 * target

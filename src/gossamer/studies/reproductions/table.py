@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gossamer.runs.statistics import interval
 from gossamer.studies.lab.grid import Grid
 from gossamer.studies.lab.results import GridResults
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
@@ -24,6 +25,8 @@ class PublishedCell:
     ours: float
     evidence: str = ""
     """How we know the published number: read in the paper, or quoted from memory of it."""
+    half_width: float | None = None
+    """Half the width of the 95 % interval of ours, where several seeds were run."""
 
     @property
     def deviation(self) -> float | None:
@@ -37,10 +40,37 @@ class PublishedCell:
             "ours": self.ours,
             "deviation": self.deviation,
             "evidence": self.evidence,
+            **({} if self.half_width is None else {"half_width": self.half_width}),
         }
 
 
 Progress = Callable[[str], None]
+
+
+@dataclass
+class TrialBook:
+    """What a table of many small trainings has computed, by label, as plain values."""
+
+    seed: int
+    progress: Progress
+    kept: dict[str, Any] = field(default_factory=dict[str, Any])
+    on_new: Callable[[str, Any], None] = lambda label, value: None
+    """Told what was computed just now."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether nothing more may be begun."""
+
+    def keep(self, label: str, compute: Callable[[], Any]) -> Any:
+        """What is known by this label, or else is computed now."""
+        if label not in self.kept:
+            if self.is_over():
+                raise TrialsStopped
+            self.kept[label] = compute()
+            self.on_new(label, self.kept[label])
+        return self.kept[label]
+
+
+class TrialsStopped(Exception):
+    """The time is over, and a table of trials is not complete."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +105,11 @@ class Trainings:
     """How far ours and the published cells agree."""
     picture: Callable[[Path, Sequence[CellTraining], Mapping[str, Trained]], None]
     """Draws the trainings that are done, at least one, by label."""
-    further: Callable[[CellTraining, Trained], list[PublishedCell]] | None = None
-    """More cells from the history of one training, such as when it reached an accuracy."""
+    further: Callable[[CellTraining, Mapping[str, Trained]], list[PublishedCell]] | None = None
+    """More cells from the history of one training, such as when it reached an accuracy; all that
+    are trained are given by label, because an accuracy may be one of another training."""
+    seeds: int = 1
+    """How often each cell is trained in full."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +124,31 @@ class PublishedTable:
     """Every setting that matters, and our choices where the paper is silent."""
     cells: int
     compute: Callable[[int, Progress], list[PublishedCell]] | None = None
-    """Computes the cells from a seed, and reports each of them."""
+    """Computes the cells from a seed at once, and reports each of them."""
+    trials: Callable[[TrialBook], list[PublishedCell]] | None = None
+    """Instead of `compute`, for a table of many small trainings, which may be stopped and go on."""
     verdict: Callable[[list[PublishedCell]], str] | None = None
-    """How far a table that is computed at once agrees, where no cell has a figure."""
+    """How far a table of `compute` or `trials` agrees, where a deviation does not say it."""
     experiment: Experiment | None = None
     """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
     trainings: Trainings | None = None
     """Instead of both, for a table whose cells are simulated trainings, each on its own."""
 
 
+def mean_cell(seeds: Sequence[PublishedCell]) -> PublishedCell:
+    """One cell from those of several seeds: their mean and half the width of its 95 % interval;
+    NaN unless every seed has a value."""
+    first = seeds[0]
+    if len(seeds) == 1:
+        return first
+    found = interval([cell.ours for cell in seeds])
+    return replace(first, ours=found.mean, half_width=found.high - found.mean)
+
+
 def show_percent(cell: PublishedCell) -> str:
     """A cell in percent: ours, and beside it theirs where the paper has one."""
-    ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}"
+    within = "" if cell.half_width is None else f" ± {cell.half_width:.2f}"
+    ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}{within}"
     return ours if cell.published is None else f"{ours} | {cell.published:.2f}"
 
 

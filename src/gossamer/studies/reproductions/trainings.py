@@ -20,8 +20,9 @@ from gossamer.tasks import Task, make_task
 _KEPT = (
     "accuracy", "loss", "epochs", "virtual_seconds", "wall_seconds", "mean_staleness",
     "max_staleness", "steps", "bytes_per_step", "waiting_fraction", "digest", "parameters_digest",
-    "diverged",
+    "diverged", "worker_accuracy",
 )  # fmt: skip
+_KEPT_IF_THERE = ("compression_ratio", "residual_norm", "displacement_cosine")
 _KEPT_OF_A_ROW = ("epochs", "virtual_seconds", "accuracy", "loss", "training_loss")
 
 
@@ -51,11 +52,14 @@ class CellTraining:
     """Further fields of `Settings`: seed, epochs, batch, learning_rate, optimiser, schedule, ..."""
     published: float | None = None
     evidence: str = "no figure at hand"
+    repeat: int = 0
+    """Which of several seeds of a cell it has, from 0 on."""
 
     @property
     def label(self) -> str:
-        """The name of the cell, which no other cell of the table has."""
-        return f"{self.row}, {self.column}"
+        """The name of the training, which no other one of the table has."""
+        seed = f", seed {self.choices['seed']}" if self.repeat else ""
+        return f"{self.row}, {self.column}{seed}"
 
     def settings(
         self, task: Task, device: str, threads: int, precision: str | None = None
@@ -81,11 +85,14 @@ class Trained:
 
     @staticmethod
     def of(training: CellTraining, result: Result) -> Trained:
+        told = result.summary
+        kept = {key: told[key] for key in _KEPT}
+        kept |= {key: told[key] for key in _KEPT_IF_THERE if key in told}
         return Trained(
             training.label,
-            {"method": str(result.settings.method), **{key: result.summary[key] for key in _KEPT}},
+            {"method": str(result.settings.method), **kept},
             [brief(row) for row in result.history],
-            tuple(f"{training.label}: {notice}" for notice in result.summary["notices"]),
+            tuple(f"{training.label}: {notice}" for notice in told["notices"]),
         )
 
     @staticmethod

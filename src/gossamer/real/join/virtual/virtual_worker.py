@@ -25,6 +25,7 @@ from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_apart, check_one_optimiser, reported
 from gossamer.real.join.gradient import LoopGradient
 from gossamer.real.join.joined_worker import JoinedWorker
+from gossamer.real.join.learning.lessons import Lessons
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import Averages, combined_averages
@@ -154,6 +155,8 @@ class VirtualLoop:
         self.gradients = SimpleNamespace(is_accumulating=False)
         balances = bool(session.spec.balance)
         self.shares = LoopShares(lambda: session.training, session.took) if balances else None
+        self.lessons = Lessons(model, binding.layout, session.spec.name)
+        """Never of any teachers: methods that have some are refused by the coordinator."""
         self._model = model
         self._binding = binding
         self._optimizer = cast(Any, optimizer)

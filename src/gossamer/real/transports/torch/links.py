@@ -39,6 +39,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
@@ -57,6 +58,8 @@ _POSTED = 6  # pieces awaited at once: enough that the sender always has somewhe
 _UNACKED_MESSAGES = 16
 _UNACKED_BYTES = 4 << 20
 _TAGS = 1 << 24  # larger tags belong to rooms
+
+_CUT_S = 1.0
 
 _Piece = tuple[int, Tensor, Any]
 """The first byte of a piece, its memory, and the receive that was posted for it."""
@@ -315,6 +318,17 @@ class Link:
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
+    def cut(self) -> None:
+        """End the receiving thread, whatever the peer does: a thread that Gloo wakes while the
+        interpreter takes itself apart aborts the process. A wait that expires closes the pair."""
+        if not self._thread.is_alive() or self._thread is threading.current_thread():
+            return
+        with suppress(RuntimeError):
+            nothing = torch.empty(1, dtype=torch.uint8)
+            late = self._incoming.recv([nothing], self.peer, 2 * _TAGS + 1)
+            late.wait(timedelta(milliseconds=1))
+        self._thread.join(_CUT_S)
+
     def give_up(self, error: PeerLost) -> None:
         """From here on the process counts as gone, whatever its connection says."""
         self._error = error
@@ -410,6 +424,11 @@ class Links:
         for link in links:
             link.join(max(0.0, limit - time.monotonic()))
         self._to_self.put(None)
+
+    def cut(self) -> None:
+        """End all receiving threads that still wait."""
+        for link in self._links.values():
+            link.cut()
 
     def send(self, to: int, parts: Parts) -> None:
         if to == self.rank:

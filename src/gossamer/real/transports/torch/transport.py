@@ -121,8 +121,7 @@ class TorchTransport:
         if self._meeting.has_notices:
             self._notices.start()
         self._is_open = True
-        # A receiving thread that wakes while the interpreter ends aborts the process.
-        atexit.register(_leave_if_there, weakref.ref(self))
+        atexit.register(_end_if_there, weakref.ref(self))
 
     @property
     def reduces_meanwhile(self) -> bool:
@@ -200,6 +199,11 @@ class TorchTransport:
             epoch = self._log.leaves(self.rank, *self._reduction.own_finished())
         self._links.close(epoch, 0.0 if self._stop.is_hopeless else _FAREWELL_S)
 
+    def end(self) -> None:
+        """The program ends: a peer that is slow to answer can no longer be waited for."""
+        self.leave(is_dead=True)
+        self._links.cut()
+
     # --- called by the links' threads
 
     def _frame(self, source: int, data: memoryview) -> None:
@@ -264,7 +268,7 @@ class TorchTransport:
             self._listener.closed(process)
 
 
-def _leave_if_there(reference: weakref.ref[TorchTransport]) -> None:
+def _end_if_there(reference: weakref.ref[TorchTransport]) -> None:
     transport = reference()
     if transport is not None:
-        transport.leave(is_dead=True)
+        transport.end()

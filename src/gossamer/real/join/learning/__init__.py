@@ -1,0 +1,1 @@
+"""What a loop learns from the other workers beside its labels: their predictions, their losses."""

@@ -1,0 +1,1 @@
+"""Published tables of compressed training: bits of displacements, and error against bytes."""

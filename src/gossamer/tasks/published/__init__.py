@@ -1,0 +1,1 @@
+"""Further problems that papers train: sparse features, recurrent networks, VGG, ImageNet."""
