@@ -160,8 +160,7 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
     def __post_init__(self) -> None:
         if self.coupling is not None and self.coupling.shares is not None:
             self._passes = self.coupling.shares
-        if self.coupling is not None:
-            self._passes.accounts = self.coupling.accounts
+        self._passes.accounts = None if self.coupling is None else self.coupling.accounts
         self.optimizer = JoinedOptimizer(
             self.own_optimizer, self._make_step, is_coupled=self.coupling is not None
         )
@@ -254,8 +253,7 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
             "seed": self.seed,
             "seconds": seconds,
             "notices": list(self.notices),
-            **({"steps": own.steps} if self.coupling is None else self.coupling.session.summary()),
-            **({"passes": self.coupling.passes} if self.coupling and self.coupling.passes else {}),
+            **({"steps": own.steps} if self.coupling is None else self.coupling.summary()),
         }
 
     def _open_for(self, what: str) -> None:
