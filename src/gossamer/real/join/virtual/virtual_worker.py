@@ -156,6 +156,8 @@ class VirtualLoop:
         self.session = session
         self.shared = VirtualValues(session)
         self.gradients = SimpleNamespace(is_accumulating=False)
+        # Only real workers come and go in a loop, so nobody need account for its batches.
+        self.accounts, self.passes = None, list[dict[str, Any]]()
         balances = bool(session.spec.balance)
         self.shares = LoopShares(lambda: session.training, session.took) if balances else None
         self.lessons = Lessons(model, binding.layout, session.spec.name)
