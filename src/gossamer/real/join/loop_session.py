@@ -280,6 +280,10 @@ class LoopSession:
         self._binding.detach(self._binding.window / self.replica.weight)
         self.session.abandon(tells_others=True)
 
+    def summary(self) -> dict[str, Any]:
+        """What this worker did, and what became of the batches where workers come and go."""
+        return self.session.summary() | ({"passes": self.passes} if self.passes else {})
+
     # ------------------------------------------------------------------ the loop
 
     def step(self, *, skips_infinite: bool = False) -> None:
