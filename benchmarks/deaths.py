@@ -27,7 +27,8 @@ from typing import Any
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.methods import METHODS
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.real.train import worker_main
 from gossamer.real.train.batches import LeasedBatches, RoundBatches
 from gossamer.real.train.progress import RunListener, TrainingProgress

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fork_server import Program
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 
 WAIT = "import time; time.sleep(600)"
 READY = "open(f'{here}/ready-{rank}', 'w').close()\n"

@@ -203,3 +203,13 @@ def test_a_member_that_comes_back_takes_part_from_the_next_round_on() -> None:
     assert members.members_of_round(0) == {0, 1}
     assert members.fix_round(1, members.training) == {0, 1, 2}
     assert members.fix_round(0, members.training) == {0, 1}
+
+
+def test_the_life_that_begins_may_be_named() -> None:
+    """A life that ended before anybody heard of it leaves a gap, and old news change nothing."""
+    members = Membership(3)
+    members.died(1)
+    assert members.joined(1, life=2)
+    assert not members.joined(1, life=1)
+    assert not members.died(1, life=1)
+    assert (members.life_of(1), members.live) == (2, {0, 1, 2})

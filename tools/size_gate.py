@@ -28,7 +28,8 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3420,
+    # Workers that attach.
+    "commands": 3450,
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
     # And lines between models.
@@ -39,7 +40,8 @@ BUDGETS = {
     "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1560,
+    # Batches that grow, and micro-batches on one machine.
+    "config": 1600,
     # New: what becomes of several trained models.
     "consolidate": 800,
     "commands/models": 350,
@@ -56,12 +58,14 @@ BUDGETS = {
     "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
-    "plan": 100,
+    # How often to write checkpoints.
+    "plan": 240,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
     # Batches, momenta, decays and groups among the candidates.
-    "plan/advise": 2050,
+    # Goodput, and the advice on checkpoints.
+    "plan/advise": 2230,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -74,24 +78,30 @@ BUDGETS = {
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,
-    "real/faults": 670,
+    # Partitions and drops.
+    "real/faults": 720,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
-    "real/join": 4340,
+    # Islands over which PyTorch shards a model. What servers with standbys refuse.
+    "real/join": 4400,
     # Islands, and loops whose replicas are stages of several processes.
     "real/join/divided": 450,
     # New: losses and predictions that methods compare.
     "real/join/learning": 130,
     # New: scaled rates, and BatchNorm over the batches of all workers.
     "real/join/scaling": 160,
+    # New: workers that come to a loop during the run.
+    "real/join/elastic": 300,
     "real/join/virtual": 850,
-    "real/launch": 1910,
+    # Elastic runs: workers that come back, and launchers that attach.
+    "real/launch": 2400,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.
     # Batches that grow, agreed on where the noise of gradients decides.
-    "real/train": 3050,
+    # A checkpoint of n workers made one of m; the goodput of real runs.
+    "real/train": 3360,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -100,12 +110,15 @@ BUDGETS = {
     "report": 60,
     "report/exporters": 610,
     # And the lineage of a population.
-    "report/page": 2400,
+    # What faults have cost.
+    "report/page": 2500,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
     "runs": 1880,
     "script": 720,
+    # New: servers with standbys, the same for both worlds.
+    "standby": 700,
     "sim/checkpoint": 370,
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
@@ -113,11 +126,14 @@ BUDGETS = {
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
     # What it refuses: teachers, and tuning of optimisers.
-    "sim/script": 1650,
+    # Sentences where there were tracebacks.
+    # What scripts refuse in virtual time: standbys of servers.
+    "sim/script": 1730,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
-    "sim/faults": 500,
+    # And servers that die; what became of every sample, and how recoveries went.
+    "sim/faults": 700,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
@@ -128,7 +144,8 @@ BUDGETS = {
     "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
-    "studies/reproductions": 2680,
+    # Several seeds of a cell, and rows of corrected settings.
+    "studies/reproductions": 2760,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
@@ -136,10 +153,10 @@ BUDGETS = {
     # And what teachers predict.
     # VGG, dropout of the transformer, losses that are trained and not judged by.
     "tasks": 3320,
-    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
-    "tasks/published": 760,
     # New: bits of displacements, and error against bytes.
     "studies/reproductions/compressed": 460,
+    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
+    "tasks/published": 760,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
     # New: tables of small trainings with three seeds each.

@@ -65,6 +65,7 @@ class Membership:
         have the same members at the same version."""
         self._states = dict.fromkeys(self.live, MemberState.TRAINING)
         self._lives: dict[int, int] = {}
+        self._lost_servers: set[int] = set()
         self._cut_off: dict[int, frozenset[int]] = {}
         self._seen: dict[int, frozenset[int]] = {}
         self._rounds = [(0, self.live)]
@@ -82,12 +83,17 @@ class Membership:
         """How often the member has joined again."""
         return self._lives.get(rank, 0)
 
-    def joined(self, rank: int) -> bool:
-        """A new member takes part, or one that had left or died comes back."""
-        if self._states.get(rank) is MemberState.TRAINING:
+    def joined(self, rank: int, life: int | None = None) -> bool:
+        """A new member takes part, or one that had left or died comes back. `life` says which of
+        its lives begins, if not the next one."""
+        if life is None:
+            if self._states.get(rank) is MemberState.TRAINING:
+                return False
+            life = self.life_of(rank) + 1 if rank in self._states else 0
+        elif life <= self.life_of(rank):
             return False
-        if rank in self._states:
-            self._lives[rank] = self.life_of(rank) + 1
+        if life:
+            self._lives[rank] = life
         self.left = {other: steps for other, steps in self.left.items() if other != rank}
         return self._move(rank, MemberState.TRAINING)
 
@@ -101,6 +107,10 @@ class Membership:
 
     def died(self, rank: int, life: int | None = None) -> bool:
         return self.came_to(rank, MemberState.DEAD, life)
+
+    def server_died(self, server: int) -> None:
+        """Nobody gets an answer from this server any more. It is no member."""
+        self._lost_servers.add(server)
 
     def came_to(self, rank: int, state: MemberState, life: int | None = None) -> bool:
         """The member is in this state now, unless it is known to be in a later one."""
@@ -168,7 +178,7 @@ class Membership:
 
     def why_lost(self, peer: int, viewer: int | None = None) -> str | None:
         """Why an operation of the viewer that needs the peer must fail; None if it need not."""
-        if peer in self.dead:
+        if peer in self.dead or peer in self._lost_servers:
             return "it died"
         if viewer in self._cut_off and peer in self._cut_off[viewer]:
             return UNREACHABLE

@@ -15,7 +15,7 @@ CHANGES = (
     "d_psgd:topology=ring@0.5@all_reduce", "ad_psgd@0.5@all_reduce",
     "local_sgd:period=4@0.5@d_psgd",
     "pull_gossip@0.3@local_sgd:period=2@0.6@all_reduce", "push_sum@0.5@all_reduce+int8",
-    "diloco:period=4+topk:share=0.2@0.5@all_reduce",
+    "diloco:period=4+topk:share=0.2@0.5@all_reduce", "ad_psgd+bf16@0.5@all_reduce",
 )  # fmt: skip
 
 

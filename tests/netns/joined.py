@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ def main(method: str, steps: int, folder: Path, fate: str) -> None:
             optimizer.zero_grad()
             measure(model(inputs[chosen]), targets[chosen]).backward()
             worker.step()
+            time.sleep(float(os.environ.get("PACE_S", "0")))
         assert worker.coupling is not None
         rank, session = worker.rank, worker.coupling.session
     after = measure(model(inputs), targets).item()

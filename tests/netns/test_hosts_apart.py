@@ -57,7 +57,7 @@ def finish(processes: Sequence[subprocess.Popen[str]]) -> tuple[list[int], str]:
     return [process.returncode for process in processes], "\n".join(written)
 
 
-def gossamer_run(hosts: Hosts, *script: str) -> list[subprocess.Popen[str]]:
+def gossamer_run(hosts: Hosts, *script: str, pace_s: float = 0.0) -> list[subprocess.Popen[str]]:
     """One launcher on each host; they meet at the name of the first."""
     command = [
         str(BIN / "gossamer"), "run", "-n", "1", "--nnodes", "4", "--rendezvous", "node0:29400",
@@ -66,7 +66,7 @@ def gossamer_run(hosts: Hosts, *script: str) -> list[subprocess.Popen[str]]:
     return [
         hosts.start(
             host, [*command, "--node-rank", str(host), str(JOINED), *script],
-            environment=ON_ONE_THREAD,
+            environment={**ON_ONE_THREAD, "PACE_S": str(pace_s)},
         )
         for host in range(4)
     ]  # fmt: skip
@@ -178,3 +178,39 @@ def test_others_go_on_when_a_cable_is_pulled(hosts: Hosts, tmp_path: Path) -> No
     check(reports(written), written, "torch", [0, 1, 2])
     assert "node 3 gave no sign of life" in written
     assert codes[1:3] == [0, 0]
+
+
+@pytest.mark.parametrize("method", ["ad_psgd", "pull_gossip", "push_gossip", "easgd"])
+def test_a_cable_that_is_plugged_in_again_costs_nobody(
+    hosts: Hosts, tmp_path: Path, method: str
+) -> None:
+    """Shorter than the launchers' patience: both sides train on, and merge when it is back."""
+    started = gossamer_run(hosts, method, "120", str(tmp_path), pace_s=0.1)
+    until = time.monotonic() + LIMIT_S
+    while not (tmp_path / "half-0").exists():
+        assert time.monotonic() < until, "nobody came half way"
+        time.sleep(0.02)
+    with hosts.unplugged(3):
+        time.sleep(5.0)
+    codes, written = finish(started)
+    check(reports(written), written, "torch", [0, 1, 2, 3])
+    assert codes == [0, 0, 0, 0]
+
+
+def test_a_host_is_added_to_a_run_that_goes_on(hosts: Hosts, tmp_path: Path) -> None:
+    """Its worker gets the model of the others, and ends with theirs."""
+    begin = ["--elastic", "1:4", "-n", "1", "--rendezvous", "node0:29400", "--method", "ad_psgd"]
+    attach = ["--attach", "node0:29400", "-n", "1"]
+    started = [
+        hosts.start(
+            host, [str(BIN / "gossamer"), "run", *options, str(JOINED), "ad_psgd", "300",
+                   str(tmp_path)],
+            environment={**ON_ONE_THREAD, "PACE_S": "0.1"},
+        )
+        for host, options in enumerate([begin, attach])
+    ]  # fmt: skip
+    codes, written = finish(started)
+    sums = {line.rpartition("sum=")[2] for line in written.splitlines() if "sum=" in line}
+    assert codes == [0, 0], written
+    assert len(sums) == 1
+    assert "workers 1 have been attached" in written

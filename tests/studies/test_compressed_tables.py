@@ -185,8 +185,9 @@ def test_the_study_of_bandwidths_stops_goes_on_and_is_drawn_again(
     first = gossamer(*asked, "--minutes", "1e-9", "--runs", str(tmp_path))
     assert first.status == 0, first.err
     (folder,) = tmp_path.iterdir()
-    done = gossamer("lab", "bandwidth", "--resume", str(folder), "--jobs", "1")
+    done = gossamer("lab", "bandwidth", "--resume", str(folder), "--jobs", "1", "--json")
     assert done.status == 0, done.err
+    assert len(done.json["curves"]) == 3
     stored = json.loads((folder / "bandwidth.json").read_text())
     assert [one["kind"] for one in stored["curves"]] == [
         "all-reduce", "local steps, fewer bits", "gossip"
@@ -208,6 +209,8 @@ def test_the_study_of_bandwidths_stops_goes_on_and_is_drawn_again(
         (("--redraw", "a.json", "--seed", "1"), "trains nothing; leave out --seed"),
         (("--methods", "ad_psgd", "--task", "digits-mlp"), "put all_reduce first"),
         (("--methods", "all_reduce+tpok", "--task", "digits-mlp"), "did you mean 'topk'"),
+        (("--target", "-1", "--task", "digits-mlp"), "--target must be an accuracy above 0"),
+        (("--lr", "fast", "--task", "digits-mlp"), "--lr"),
         (("--minutes", "0", "--task", "digits-mlp"), "minutes must be above 0"),
     ],
 )

@@ -25,6 +25,7 @@ from gossamer.config.faults import parse_faults
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 from gossamer.real.faults.fault_plan import FaultPlan
+from gossamer.real.launch.hosts import Hosts
 from gossamer.sim.checkpoint.file import CHECKPOINT
 from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.tasks import Task
@@ -222,6 +223,11 @@ class ClusterOptions:
     arrive: Texts = option(
         None, "Let this worker take part from TIME on only: 5@2s.", metavar="WORKER@TIME"
     )
+    kill_server: Texts = option(
+        None,
+        "Let the machine of this server die: 0@2s. Its method needs standby=.",
+        metavar="SERVER@TIME",
+    )
     pause: PauseOption = None
     drop: Texts = option(
         None,
@@ -380,6 +386,11 @@ class HostOptions:
         None, "By what several hosts know each other; else in GOSSAMER_SECRET."
     )
 
+    def hosts(self) -> Hosts:
+        return Hosts.parse(
+            self.nnodes, self.node_rank, self.rendezvous, self.patience, self.secret_file
+        )
+
 
 @dataclass(frozen=True)
 class RealFaultOptions:
@@ -394,13 +405,28 @@ class RealFaultOptions:
     latency: str | None = option(None, "Every message takes at least so long: 1ms.", metavar="TIME")
     slow_link: SlowLinkOption = None
     delay: DelayOption = None
-    drop: Texts = option(None, hidden=True)
-    partition: Texts = option(None, hidden=True)
+    arrive: Texts = option(
+        None, "Let this worker of an --elastic run come only then: 5@2s.", metavar="WORKER@TIME"
+    )
+    come_back: Texts = option(
+        None, "Let this worker, which has died, come back: 3@4s.", "--return", metavar="WORKER@TIME"
+    )
+    drop: Texts = option(
+        None,
+        "Probability that a message is lost, and sent again later: 0.05.",
+        metavar="PROBABILITY[@START+LENGTH]",
+    )
+    partition: Texts = option(
+        None,
+        "Nothing crosses between the sides until it heals: '0,1|2-7@1s+2s'.",
+        metavar="SIDE|SIDE@START+LENGTH",
+    )
 
     def plan(self) -> FaultPlan:
         """Make the plan for the launcher and the workers; refuse faults they cannot cause."""
         links = {"bandwidth", "latency"}
         texts = {name: value for name, value in vars(self).items() if name not in links}
+        texts["return"] = texts.pop("come_back")
         return FaultPlan(
             parse_faults(**texts),
             math.inf if self.bandwidth is None else bytes_per_second(self.bandwidth, "--bandwidth"),

@@ -21,8 +21,10 @@ from gossamer.errors import ConfigurationError
 from gossamer.groups import even_groups
 from gossamer.methods import parse_method
 from gossamer.own_code import absolute
-from gossamer.real.launch.hosts import Hosts
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.attachment import Attachment
+from gossamer.real.launch.elastic import Elastic, why_not_elastic
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.runs.folder import RunFolder
 
 # A method is checked as in a run so long that no period or schedule exceeds it.
@@ -33,6 +35,17 @@ CountOption = Annotated[
 TransportOption = Annotated[str | None, given.shown("shm or torch; by default what suits.")]
 OutputOption = Annotated[
     str, given.shown("labelled; rank0 shows worker 0 only; folder: a file for each.")
+]
+ElasticOption = Annotated[
+    str | None,
+    given.shown(
+        "Workers may come, and the dead come back: how few and how many there may be.",
+        metavar="LEAST:MOST",
+    ),
+]
+AttachOption = Annotated[
+    str | None,
+    given.shown("Add workers to the elastic run whose --rendezvous this is.", metavar="HOST:PORT"),
 ]
 TolerateOption = Annotated[
     bool,
@@ -66,6 +79,8 @@ def run(
     runs: Annotated[Path, given.shown("Where the folder of --output folder goes.")] = Path("runs"),
     tolerate_deaths: TolerateOption = False,
     deadline: given.DeadlineOption = None,
+    elastic: ElasticOption = None,
+    attach: AttachOption = None,
     place: given.HostOptions = given.HostOptions(),
 ) -> int:
     """Run a script of yours on several real workers.
@@ -74,10 +89,10 @@ def run(
     gossamer run -n 4 --method ad_psgd train.py --epochs 3
     gossamer run -n 4 --method easgd:period=10 --slow 0=4 -m package.train
     gossamer run -n 8 --nnodes 4 --node-rank 1 --rendezvous head:29400 train.py
+    gossamer run -n 4 --elastic 2:8 --rendezvous head:29400 train.py
 
     Options of `gossamer run` stand before the script; all that follows it belongs to the script.
-    Times of --kill and --pause count from the start of the workers, those of links from the moment
-    when all of them have met.
+    Times of faults count from the start of the workers, those of links from when all have met.
 
     The exit code is 0 if every worker ended with 0 (those killed by --kill aside), else that of the
     first that failed. A worker that dies does not end the others: they are told, and go on; unless
@@ -86,21 +101,20 @@ def run(
     SIGUSR1 to this process prints a table of who waits for what.
     """
     plan = faults.plan()
-    hosts = Hosts.parse(
-        place.nnodes, place.node_rank, place.rendezvous, place.patience, place.secret_file
-    )
     if workers < 1:
         raise ConfigurationError(f"-n must be at least 1, got {workers}")
-    chosen = None if method is None else parse_method(method)
-    if chosen is not None:
-        if isinstance(chosen.groups, int) and chosen.groups:
-            even_groups(workers * place.nnodes, chosen.groups)
-        chosen.resolve(workers * place.nnodes, _MANY_STEPS)
+    places = None if elastic is None else Elastic.parse(elastic)
+    size = workers * place.nnodes if places is None else places.most
+    chosen = None if method is None else _checked(method, size, is_elastic=places is not None)
+    attachment = None
+    if attach is not None:
+        _check_attached(attach, method, elastic, place)
+        attachment = Attachment.to(attach, workers, place.patience, place.secret_file)
     launch = Launch(
-        command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,
-        transport=transport, method=None if chosen is None else absolute(str(chosen)), seed=seed,
-        faults=plan, output=output,
-        tolerates_deaths=tolerate_deaths, deadline_s=deadline,
+        command_of(script, arguments or (), is_module=is_module), workers, hosts=place.hosts(),
+        transport=transport, method=chosen, seed=seed,
+        faults=plan, output=output, tolerates_deaths=tolerate_deaths, deadline_s=deadline,
+        elastic=places, attach=attachment,
     )  # fmt: skip
     if output != "folder":
         return Launcher(launch).run()
@@ -110,6 +124,33 @@ def run(
     status = Launcher(dataclasses.replace(launch, folder=folder)).run()
     warn(f"kept in {folder}")
     return status
+
+
+def _checked(method: str, size: int, *, is_elastic: bool) -> str:
+    """The method as the workers are told it; refuse what cannot be with so many of them."""
+    chosen = parse_method(method)
+    if isinstance(chosen.groups, int) and chosen.groups:
+        even_groups(size, chosen.groups)
+    options = chosen.resolve(size, _MANY_STEPS)
+    if is_elastic and (why := why_not_elastic(chosen, options)) is not None:
+        raise ConfigurationError(why)
+    return absolute(str(chosen))
+
+
+def _check_attached(
+    attach: str, method: str | None, elastic: str | None, place: given.HostOptions
+) -> None:
+    """Refuse what only the command that began the run can say."""
+    said = {
+        "--method": method, "--elastic": elastic, "--rendezvous": place.rendezvous,
+        "--nnodes": None if place.nnodes == 1 else place.nnodes,
+    }  # fmt: skip
+    for option, value in said.items():
+        if value is not None:
+            raise ConfigurationError(
+                f"--attach {attach} takes {option} from the run that it adds workers to, got "
+                f"{value}; leave {option} out"
+            )
 
 
 def command_of(script: str, arguments: Sequence[str], *, is_module: bool) -> list[str]:

@@ -86,6 +86,9 @@ class PhaseWorker:
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
         return self._inner.send(to, payload, tag=self._own(tag))
 
+    def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
+        return self._inner.request(to, payload, tag=self._own(tag))
+
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         return self._inner.receive(self._own(tag), source=source)
 

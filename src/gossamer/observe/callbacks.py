@@ -40,7 +40,7 @@ class Callback:
         """An end has dropped a gradient that came too late."""
 
     def on_membership(self, worker: int, is_alive: bool, seconds: float) -> None:
-        """The others have learnt that a worker is gone, or back again."""
+        """The others have learnt that a worker is gone, or that one has come or is back."""
 
     def on_evaluation(self, row: dict[str, Any]) -> None:
         """The output model was evaluated; the row is the line in metrics.jsonl."""
@@ -117,6 +117,10 @@ class Callbacks(Observer):
     def lost(self, worker: int, at_ns: int) -> None:
         seconds = self.seconds(at_ns)
         self._soon(lambda callback: callback.on_membership(worker, False, seconds))
+
+    def joined(self, worker: int, at_ns: int) -> None:
+        seconds = self.seconds(at_ns)
+        self._soon(lambda callback: callback.on_membership(worker, True, seconds))
 
     def evaluated(self, row: Row) -> None:
         self._now(lambda callback: callback.on_evaluation(row))

@@ -62,6 +62,9 @@ class Observer:
     def lost(self, worker: int, at_ns: int) -> None:
         """The others have learnt that a worker is gone."""
 
+    def joined(self, worker: int, at_ns: int) -> None:
+        """A worker takes part that was not there before, or was gone."""
+
     def happened(self, worker: int, what: str, at_ns: int) -> None:
         """A fault has begun."""
 

@@ -10,6 +10,7 @@ A process hosts one worker and perhaps some servers. Each of them has an address
                         ▼                               │ ANSWER     to the mailbox of the caller
                       Mailbox ◀─────────────────────────┤ MILESTONE  a worker has come so far
                         │                               │ FAILED     a worker says that it is dead
+                        │                               │ TAKES_PART a worker says that it counts
       worker.receive ◀──┘                               └ Router.lost: the transport saw a death
 
 Whoever delivers a message runs what waits for it, in its own thread: see `driver.py`.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +41,7 @@ from gossamer.worker import INBOX, Left, Message, Tag
 
 _HEADER = struct.Struct("<BiiqqH")
 """Kind, to, from, reply to, the tag's number, the length of its name."""
-_MESSAGE, _MILESTONE, _CALL, _ANSWER, _FAILED = range(5)
+_MESSAGE, _MILESTONE, _CALL, _ANSWER, _FAILED, _TAKES_PART = range(6)
 _NO_NUMBER = -(2**63)
 BLOCK = 16
 """Steps whose members are agreed on at once: asking the store at every step would cost too much."""
@@ -54,19 +56,45 @@ class Addresses:
     """The range of the parameters that each server holds."""
     layout: Layout = NOWHERE
     """The place of each parameter in the flat vector."""
+    has_standbys: bool = False
+    """Whether the servers are followed by as many standbys, each in the next process."""
 
     @property
     def ends(self) -> int:
         """How many addresses there are."""
-        return self.size + len(self.slices)
+        return self.size + len(self.slices) * (1 + self.has_standbys)
+
+    @property
+    def servers(self) -> range:
+        return range(self.size, self.size + len(self.slices))
+
+    def slice_of(self, end: int) -> slice:
+        """The range of a server, or of a standby."""
+        return self.slices[(end - self.size) % len(self.slices)]
+
+    def standby_of(self, server: int) -> int | None:
+        return server + len(self.slices) if self.has_standbys else None
+
+    def primary_of(self, end: int) -> int | None:
+        """Whose standby is at this address; None if it is no standby."""
+        return end - len(self.slices) if end >= self.size + len(self.slices) else None
+
+    def acting(self, server: int, live: frozenset[int]) -> int:
+        """The address that answers for a server while these processes live."""
+        standby = self.standby_of(server)
+        return server if standby is None or self.process_of(server) in live else standby
 
     def lengths(self, whole: int) -> list[int]:
         """The lengths of all windows: a worker's holds the whole model, a server's its range."""
-        return [whole] * self.size + [part.stop - part.start for part in self.slices]
+        ranges = [self.slice_of(end) for end in range(self.size, self.ends)]
+        return [whole] * self.size + [part.stop - part.start for part in ranges]
 
     def process_of(self, end: int) -> int:
         """Servers live in the workers' processes in turn, so nobody launches them by hand."""
-        return end if end < self.size else (end - self.size) % self.size
+        if end < self.size:
+            return end
+        primary = self.primary_of(end)
+        return (end - self.size if primary is None else primary - self.size + 1) % self.size
 
     def serves(self, server: int, rank: int) -> bool:
         """Whether the server at this address has to do with this worker."""
@@ -87,6 +115,8 @@ class Router:
         hosted = addresses.hosted_by(transport.rank)
         self.mailboxes = {end: Mailbox(is_of_server=end >= addresses.size) for end in hosted}
         self.members = Membership(addresses.size)
+        for process in transport.absent:
+            self.members.died(process)
         self.ended = Milestone(self)
         """Reached by workers that have made their last step and go on answering."""
         self.settled = Milestone(self)
@@ -94,6 +124,8 @@ class Router:
         self.drained = Milestone(self)
         """Reached by workers that need no more answers from others."""
         self._milestones = (self.ended, self.settled, self.drained)
+        self.also_quiet: list[Callable[[], Pending[None]]] = []
+        """What must have ended before the servers of this process have dealt with all messages."""
         self._calls = RemoteCalls(self._answer)
         self.offer = self._calls.offer
         self.offer("flush", self._servers_are_quiet)
@@ -101,6 +133,8 @@ class Router:
         """The bytes of messages, one-sided operations and reductions together."""
         self.on_lost: Callable[[int], None] = lambda process: None
         """Called when a process is gone before all have read everything."""
+        self.on_joined: Callable[[int], None] = lambda process: None
+        """Called when a worker takes part that was not there, or was dead."""
         self.dies_with: Callable[[int], Sequence[int]] = lambda process: (process,)
         """The processes that are as good as dead when this one has died, itself among them."""
         self.device = torch.device("cpu")
@@ -109,6 +143,9 @@ class Router:
         """The size of the window at each address."""
         self._lock = threading.Lock()
         self._requests = 0
+        self._takes_part = False
+        self._closed: set[int] = set()
+        """Processes that have closed their transports before this one had its model."""
 
     @property
     def live(self) -> frozenset[int]:
@@ -160,7 +197,10 @@ class Router:
         """Why this receive waits for nobody, if it does: its peer's process is dead, or its peer
         sends nothing of its own any more, although it answers what it is asked."""
         assert receive.peer is not None
-        reason = self.members.why_lost(self.addresses.process_of(receive.peer))
+        process = self.addresses.process_of(receive.peer)
+        reason = self.members.why_lost(process)
+        if reason is None and process in self._closed:
+            return "it has ended"
         has_left = receive.label == "receive" and receive.peer in self.members.left
         return "it has left its loop" if reason is None and has_left else reason
 
@@ -203,6 +243,9 @@ class Router:
         if kind == _FAILED:
             self.lost(sender)
             return
+        if kind == _TAKES_PART:
+            self._admit(sender)
+            return
         at = _HEADER.size + length
         name = bytes(data[_HEADER.size : at]).decode()
         if kind == _CALL:
@@ -234,6 +277,50 @@ class Router:
             milestone.consider()
         if not is_over:
             self.on_lost(process)
+
+    # ------------------------------------------------------------------ newcomers
+
+    def joined(self, process: int) -> None:
+        """A process can be reached. Whether its worker has a model to take part with, it says."""
+        if self._takes_part:
+            self._say_that_it_takes_part(process)
+
+    def closed(self, process: int) -> None:
+        """Whoever closes its transport has reached all milestones, also where it said so before
+        this process came."""
+        for milestone in self._milestones:
+            milestone.reached(process)
+        if self.transport.life:
+            # The others need nothing of it any more; a newcomer may have asked it for something.
+            self._closed.add(process)
+            self._fail_lost()
+
+    def take_part(self) -> None:
+        """The worker of this process has its model: the others may count on it."""
+        self._takes_part = True
+        for process in sorted(frozenset(range(self.addresses.size)) - {self.rank}):
+            if process not in self.transport.lost:
+                self._say_that_it_takes_part(process)
+
+    def _say_that_it_takes_part(self, process: int) -> None:
+        with suppress(PeerLost):
+            self.transport.send(
+                process, [_HEADER.pack(_TAKES_PART, process, self.rank, 0, _NO_NUMBER, 0)]
+            )
+
+    def _admit(self, rank: int) -> None:
+        with self._lock:
+            if not self.members.joined(rank):
+                return
+            for milestone in self._milestones:
+                milestone.forget(rank)
+        for milestone in self._milestones:
+            if milestone.has_reached(self.rank):
+                left = self.members.left.get(self.rank, -1) + 1 if milestone is self.ended else 0
+                frame = self._milestone_frame(milestone, left)
+                with suppress(PeerLost):
+                    self.transport.send(rank, [frame])
+        self.on_joined(rank)
 
     def _leave(self, rank: int, steps: int) -> None:
         with self._lock:
@@ -295,7 +382,13 @@ class Router:
     def _servers_are_quiet(self) -> Pending[None]:
         servers = [mailbox for end, mailbox in self.mailboxes.items() if end >= self.addresses.size]
         quiet: Pending[None] = Pending("flush")
-        gather([mailbox.quiet() for mailbox in servers]).when_done(lambda: quiet.resolve(None))
+        handled = gather([mailbox.quiet() for mailbox in servers])
+
+        def handed_out() -> None:
+            others = gather([also() for also in self.also_quiet])
+            others.when_done(lambda: quiet.resolve(None))
+
+        handled.when_done(handed_out)
         return quiet
 
     def announce_drained(self) -> None:
@@ -304,9 +397,12 @@ class Router:
 
     def _announce(self, milestone: Milestone, left: int = 0) -> None:
         """`left` is 0, or 1 more than the number of steps after which its worker left its loop."""
-        number = self._milestones.index(milestone)
-        self._send_to_all(_HEADER.pack(_MILESTONE, number, self.rank, left, _NO_NUMBER, 0))
         milestone.reached(self.rank)
+        self._send_to_all(self._milestone_frame(milestone, left))
+
+    def _milestone_frame(self, milestone: Milestone, left: int) -> bytes:
+        number = self._milestones.index(milestone)
+        return _HEADER.pack(_MILESTONE, number, self.rank, left, _NO_NUMBER, 0)
 
     def _send_to_all(self, frame: bytes) -> None:
         for process in sorted(self.live - {self.rank}):
@@ -398,6 +494,13 @@ class Milestone:
     def reached(self, rank: int) -> None:
         self._there.add(rank)
         self.consider()
+
+    def has_reached(self, rank: int) -> bool:
+        return rank in self._there
+
+    def forget(self, rank: int) -> None:
+        """The worker has come again. Once everybody has been there, that is over for good."""
+        self._there.discard(rank)
 
     def consider(self) -> None:
         if self._router.live <= self._there:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compression.compressed_worker import compressed
-from gossamer.errors import Error, Late, PeerLost
+from gossamer.errors import ConfigurationError, Error, Late, PeerLost
 from gossamer.groups import Grouping, Groups, even_groups, role_of
 from gossamer.methods import MethodSpec, for_role
 from gossamer.methods.method import Role
@@ -45,6 +45,7 @@ from gossamer.pending import Pending
 from gossamer.real.driver import Driver
 from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
+from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import Environment, discover
 from gossamer.real.launch.explanation import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
@@ -54,6 +55,7 @@ from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import MakeGradient, Pace, RealWorker, Reduce
 from gossamer.replica import Layout, Replica, cut
+from gossamer.standby import Client, Primary, Standby, bound_of
 from gossamer.worker import Worker
 
 _CPU = torch.device("cpu")
@@ -93,6 +95,7 @@ class Session:
         self.addresses = self._found_addresses(layout)
         self.router = Router(transport, self.addresses, self.driver)
         self.router.on_lost = lambda process: observer.lost(process, time.monotonic_ns())
+        self.router.on_joined = lambda rank: observer.joined(rank, time.monotonic_ns())
         observer.callbacks.on_failure = self.driver.fail
         factor = own_fault_plan().slow_factor(self.rank)
         self.slowness = Slowness(factor, self.driver.check) if factor != 1.0 else None
@@ -105,7 +108,13 @@ class Session:
 
     def _found_addresses(self, layout: Layout) -> Addresses:
         slices = cut(layout.sizes, self.spec.servers) if self.method.has_server else ()
-        return Addresses(self.size, slices, layout)
+        has_standbys = bool(self.spec.standby)
+        if has_standbys and self.size == 1:
+            raise ConfigurationError(
+                f"{self.spec}: a standby lives in another worker's process, and there is one "
+                "worker; leave out standby="
+            )
+        return Addresses(self.size, slices, layout, has_standbys)
 
     @property
     def store(self) -> Store:
@@ -115,6 +124,22 @@ class Session:
     def first(self) -> int:
         """The process with whose model this one begins."""
         return 0
+
+    @property
+    def present(self) -> int:
+        """How many workers there are; of an elastic run, how many take part now."""
+        is_elastic = bool(self.transport.absent or self.transport.life)
+        return len(self.router.members.training) if is_elastic else self.size
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether this process comes to a run that others have begun."""
+        return self.transport.life > 0
+
+    @property
+    def beginners(self) -> Sequence[int]:
+        """The processes that begin together."""
+        return sorted(frozenset(range(self.size)) - self.transport.absent)
 
     @property
     def is_lowest(self) -> bool:
@@ -144,7 +169,7 @@ class Session:
             for end, length in enumerate(addresses.lengths(value.numel()))
         }
         own = {
-            end: value if end < self.size else value[addresses.slices[end - self.size]]
+            end: value if end < self.size else value[addresses.slice_of(end)]
             for end in addresses.hosted_by(self.rank)
         }
         self.router.device = device
@@ -155,7 +180,14 @@ class Session:
         worker's if its method says so."""
         is_shared = end >= self.size or self.method.shares_replica
         guard = self.transport.guard(end) if is_shared else None
-        return Place(self.transport.window(end), guard, partial(self.observer.stale, end))
+
+        def on_stale(missed: int, at_ns: int) -> None:
+            primary = self.addresses.primary_of(end)
+            # A standby repeats what its primary has told.
+            if primary is None or self.addresses.acting(primary, self.router.live) == end:
+                self.observer.stale(end, missed, at_ns)
+
+        return Place(self.transport.window(end), guard, on_stale)
 
     def make_worker(
         self, end: int, pace: Pace, gradient: MakeGradient | None = None,
@@ -188,14 +220,32 @@ class Session:
         on_orphaned: Callable[[PeerLost], None] | None,
     ) -> Coroutine[Any, Any, None]:  # fmt: skip
         """What the worker of this process runs."""
+        handle = cast(Worker, worker)
+        if self.addresses.has_standbys:
+            handle = cast(Worker, Client(handle, self.method.server is not None))
         return role_of(
-            worker, replica, role, options, self.grouping, begin=self.driver.begin,
+            handle, replica, role, options, self.grouping, begin=self.driver.begin,
             on_orphaned=on_orphaned,
         )  # fmt: skip
 
     def _seen_by_server(self, worker: RealWorker) -> Worker:
         """The worker that the role of a server gets."""
-        return worker
+        handle, end, bound = cast(Worker, worker), worker.rank, bound_of(self.spec.standby)
+        if bound is None:
+            return handle
+        primary = self.addresses.primary_of(end)
+        if primary is not None:
+            return cast(Worker, Standby(handle, primary, partial(self._took_over, primary)))
+        logged = Primary(handle, end + len(self.addresses.slices), bound)
+        self.router.also_quiet.append(logged.quiet)
+        return cast(Worker, logged)
+
+    def _took_over(self, primary: int) -> None:
+        number, process = primary - self.size, self.addresses.process_of(primary)
+        say(
+            f"the standby in the process of worker {self.rank} goes on as server {number}, which "
+            f"died with worker {process}"
+        )
 
     def _role(self, role: Role) -> Role:
         """What an end runs, with its exchanges compressed where the user wants that."""
@@ -229,7 +279,7 @@ class Session:
         addresses = self.addresses
         servers = [
             (addresses.process_of(end), f"output {end}", 0)
-            for end in range(addresses.size, addresses.ends)
+            for end in (addresses.acting(one, self.router.live) for one in addresses.servers)
         ]
         return workers, self.answers(servers, are_all_needed=True)
 

@@ -117,7 +117,7 @@ class RealWorker:
 
     @property
     def servers(self) -> Sequence[int]:
-        return range(self._workers, self._router.addresses.ends)
+        return self._router.addresses.servers
 
     @property
     def slices(self) -> Sequence[slice]:
@@ -221,6 +221,8 @@ class RealWorker:
             self._tell_exchange(message.source, message.payload)
         elif isinstance(message.payload, Left):
             self._left.add(message.source)
+        elif message.source in self._left:
+            self._left.discard(message.source)  # it has died, and has come back
 
     def collect(self, tag: Tag) -> list[Message]:
         messages = self._router.mailboxes[self.rank].collect(tag)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from gossamer.commands.options import RealFaultOptions
 from gossamer.config.collective_costs import all_reduce_seconds
 from gossamer.config.faults import Fault, parse_faults
 from gossamer.errors import ConfigurationError
-from gossamer.real.faults.fault_plan import FaultPlan, own_fault_plan
+from gossamer.real.faults.fault_plan import RETRANSMISSION_S, FaultPlan, own_fault_plan
 from gossamer.real.faults.shaped_links import TimerThread
 from gossamer.real.transports.transport import StopToken
 
@@ -69,6 +70,32 @@ def test_a_fault_of_a_link_is_on_from_its_start_to_its_end() -> None:
     assert [plan.latency_at(t) for t in (1.9, 2.0, 3.0)] == [0.1, 0.6, 0.1]
 
 
+def test_a_partition_separates_its_sides_until_it_heals() -> None:
+    """One that begins before another has healed keeps them apart longer."""
+    plan = FaultPlan(parse_faults(partition=["0|1,2@1s+2s", "0|1@2.5s+2s"]))
+    assert plan.shapes_links
+    assert [plan.heals_at((0, 1), t) for t in (0.5, 1.0, 2.9, 4.4, 4.5)] == [
+        0.5,
+        4.5,
+        4.5,
+        4.5,
+        4.5,
+    ]
+    assert [plan.heals_at((0, 2), t) for t in (1.0, 3.5)] == [3.0, 3.5]
+    assert plan.heals_at((1, 2), 1.5) == 1.5
+    assert plan.heals_at((0, 3), 1.5) == 1.5  # on no side
+    assert plan.all_reduce_seconds((1, 2), 0, 2.0) == 0.0
+    assert plan.all_reduce_seconds((0, 1, 2), 0, 2.0) == 2.5
+
+
+def test_dropped_messages_are_sent_again() -> None:
+    """Each loss costs the time of a retransmission; with half of all lost, one on average."""
+    plan, draw = FaultPlan(parse_faults(drop=["0.5@1s+1s"])), random.Random(1)
+    late = [plan.retransmissions(1.5, draw) for _ in range(2000)]
+    assert sum(late) / len(late) == pytest.approx(RETRANSMISSION_S, rel=0.1)
+    assert plan.retransmissions(2.5, draw) == 0.0
+
+
 def test_the_flags_are_those_of_the_simulator() -> None:
     """Read as there, and written down as there."""
     plan = RealFaultOptions(
@@ -90,8 +117,9 @@ REFUSED = {
     "--bandwidth 0": "--bandwidth must be a bandwidth such as 10Gbit",
     "--latency soon": "--latency must be a time such as 50us",
     "--delay -1s": "--delay cannot read '-1s'",
-    "--drop 0.1": "--drop is simulated only: real transports lose no message",
-    "--partition 0|1": "--partition is simulated only: real workers have no deadline",
+    "--drop 1.5": "--drop cannot read '1.5'",
+    "--partition 0|1": "a partition of real workers must heal, got --partition 0|1; say how long",
+    "--partition 0|5@1s+1s": "a fault names worker 5, but the 2 workers are 0 to 1",
     "--record --latency 1ms": "what slow links keep back is not in the record",
 }
 

@@ -9,7 +9,8 @@ import pytest
 
 from gossamer.errors import ConfigurationError
 from gossamer.real.launch import environment
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.real.transports.local import LocalTransport
 from gossamer.real.transports.shm import ShmTransport
 from gossamer.real.transports.shm.memory import create_segments

@@ -15,7 +15,8 @@ from torch.distributed import TCPStore
 from gossamer.errors import Error
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.checks import check_alike
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.real.train.batches import LeasedBatches
 from gossamer.real.transports.local import LocalStore
 from gossamer.replica import trainable

@@ -12,7 +12,8 @@ import pytest
 
 from gossamer.errors import ConfigurationError, Error, Late
 from gossamer.real.launch.hosts import HostMeeting, Hosts
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from launching import command, free_port, pids, script, wait_until
 
 

@@ -13,7 +13,8 @@ from gossamer.config.faults import Fault, parse_faults
 from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.launch import launcher
 from gossamer.real.launch.hosts import HostMeeting
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.real.launch.process import Ended, exit_code
 from launching import WAIT, launched, script, wait_until
 
@@ -192,7 +193,9 @@ def test_the_exit_code_is_that_of_the_first_failure(
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     """What the launcher writes into the store about deaths."""
     deaths: dict[int, str] = {}
-    monkeypatch.setattr(HostMeeting, "tell_dead", lambda _, rank, how: deaths.update({rank: how}))
+    monkeypatch.setattr(
+        HostMeeting, "tell_dead", lambda _, rank, how, life: deaths.update({rank: how})
+    )
     return deaths
 
 

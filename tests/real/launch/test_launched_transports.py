@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from launching import pids, script
 
 MEET = """
@@ -19,6 +20,8 @@ class Heard:
     lost_now = set()
     def frame(self, source, data): pass
     def lost(self, process): self.lost_now.add(process)
+    def joined(self, process): pass
+    def closed(self, process): pass
 
 transport = connect()
 heard = Heard()

@@ -15,15 +15,19 @@ from gossamer.real.transports.store import TcpStore, serve
 def test_each_death_is_noticed_once() -> None:
     """Also one that was written down before anybody looked; and nobody else is named."""
     engine, told = serve(own_secret())
-    died = SimpleQueue[int]()
+    died = SimpleQueue[tuple[int, int]]()
     tell_dead(told, 3, "killed by SIGKILL")
-    notices = DeathWatch(lambda: TcpStore.connect("127.0.0.1", engine.port), (1, 2, 3), died.put)
+    notices = DeathWatch(
+        lambda: TcpStore.connect("127.0.0.1", engine.port), (1, 2, 3), lambda *it: died.put(it)
+    )
     notices.start()
     try:
-        assert died.get(timeout=100) == 3
+        assert died.get(timeout=100) == (3, 0)
         tell_dead(told, 3, "its host is gone")
         tell_dead(told, 1, "ended with exit code 1")
-        assert died.get(timeout=100) == 1
+        assert died.get(timeout=100) == (1, 0)
+        tell_dead(told, 3, "killed by SIGKILL", 2)  # it had come back
+        assert died.get(timeout=100) == (3, 2)
     finally:
         notices.stop()
     assert died.empty()
@@ -35,8 +39,8 @@ def test_a_store_that_dies_ends_the_looking() -> None:
     def refuse() -> TcpStore:
         raise RuntimeError("nobody answers there")
 
-    died = SimpleQueue[int]()
-    notices = DeathWatch(refuse, (1,), died.put)
+    died = SimpleQueue[tuple[int, int]]()
+    notices = DeathWatch(refuse, (1,), lambda *it: died.put(it))
     notices.start()
     notices.stop()
     assert died.empty()

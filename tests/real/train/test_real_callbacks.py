@@ -15,7 +15,8 @@ import torch
 
 import gossamer
 from gossamer.observe.callbacks import Callbacks
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.real.train.progress import RunListener, TrainingProgress
 from gossamer.real.train.train import train
 from join_cases import batch, loss_of, net

@@ -218,7 +218,16 @@ def heard_by(
 
 @pytest.mark.parametrize(
     "line",
-    ["[9, true, false, {}]", "[1, 1, false, {}]", '[1, true, true, {"0,1": "x"}]', "[2", "{}"],
+    [
+        "[9, true, false, {}, false, 0, false]",
+        "[1, 1, false, {}, false, 0, false]",
+        '[1, true, true, {"0,1": "x"}, false, 0, false]',
+        "[2",
+        "{}",
+        "[1, true, false, {}]",
+        "[1, false, false, {}, false, -1, true]",
+        "[1, false, false, {}, false, 1, 1]",
+    ],
 )
 def test_a_forged_departure_is_one_sentence_and_changes_nothing(line: str) -> None:
     """Whoever waits next raises it; nobody is taken for dead, also not one who is none of them."""
@@ -251,6 +260,23 @@ def test_a_farewell_that_the_list_has_is_no_death() -> None:
     log = heard_by(heard, shelf)
     log.left(1, epoch)
     assert heard == [(1, False)]
+
+
+def test_an_old_death_says_nothing_of_a_new_life() -> None:
+    """Whoever notices late that a connection broke finds that its process has come back."""
+    shelf, heard = Shelf(), list[tuple[int, bool]]()
+    slow = heard_by(heard, shelf)
+    comer = heard_by([], shelf)
+    comer.comes(1, life=1)
+    slow.died(1, life=0)
+    slow.catch_up()
+    slow.died(1, life=0)
+    assert heard == [(1, True), (1, False)]  # the newcomer itself has noticed the death
+    assert slow.members.live == frozenset(range(4))
+    slow.died(1)
+    comer.catch_up()
+    assert comer.members.dead == {1}
+    assert [line.life for line in comer.known] == [0, 1, 1]
 
 
 def test_who_left_stays_in_the_sums_it_finished() -> None:

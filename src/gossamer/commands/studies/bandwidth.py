@@ -28,7 +28,7 @@ from gossamer.commands.work.simulations import EngineCache, OnRow, SimulationJob
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
-from gossamer.runs.arrival import History
+from gossamer.runs.arrival import History, target_of
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.studies.lab.bandwidth import (
@@ -49,6 +49,8 @@ _KEYS = (
     "task", "cluster", "methods", "learning_rates", "target", "epochs", "batch", "optimiser",
     "schedule", "evaluations", "seed",
 )  # fmt: skip
+_RATES = (0.001, 0.003)
+"""Usual ones of AdamW, where nobody gives any."""
 _KEPT = ("epochs", "virtual_seconds")
 CURVES = "bandwidth.json"
 _COMMAND = "gossamer lab bandwidth"
@@ -65,7 +67,9 @@ def bandwidth(
     methods: Annotated[
         str | None, given.shown("Separated by spaces, all_reduce first; default: one of each kind.")
     ] = None,
-    lr: given.GridOption = None,
+    lr: Annotated[
+        str | None, given.shown("The grid for every method; default: 0.001,0.003.")
+    ] = None,
     target: given.TargetOption = None,
     epochs: given.EpochsOption = None,
     batch: given.BatchOption = None,
@@ -105,9 +109,10 @@ def bandwidth(
         choices: Row = {
             "task": task or _TASK, "cluster": cluster or "equal-8",
             "methods": methods.split() if methods else list(METHODS),
-            "learning_rates": list(given.rates_from(lr)), "target": target, "epochs": epochs,
-            "batch": batch, "optimiser": optimiser or "adamw", "schedule": schedule or "constant",
-            "evaluations": 20 if evaluations is None else evaluations, "seed": seed or 0,
+            "learning_rates": list(given.rates_from(lr) or _RATES), "target": target,
+            "epochs": epochs, "batch": batch, "optimiser": optimiser or "adamw",
+            "schedule": schedule or "constant", "seed": seed or 0,
+            "evaluations": 20 if evaluations is None else evaluations,
         }  # fmt: skip
         plan = new_plan(choices, machine)
     run_batch(
@@ -123,8 +128,10 @@ def _study(plan: BatchPlan) -> BandwidthStudy:
         epochs=choices["epochs"], batch=choices["batch"], optimiser=choices["optimiser"],
         schedule=choices["schedule"], evaluations=choices["evaluations"],
     )  # fmt: skip
-    rates = tuple(choices["learning_rates"]) or base.task.learning_rates
-    return BandwidthStudy(base, tuple(choices["methods"]), rates, choices["target"])
+    return BandwidthStudy(
+        base, tuple(choices["methods"]), tuple(choices["learning_rates"]),
+        target_of(choices["target"], score=str(base.task.score)),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -172,6 +179,8 @@ class BandwidthBatch:
     histories: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
     ended: str = "running"
     notices: tuple[str, ...] = ()
+    found: Row = field(default_factory=dict[str, Any])
+    """The curves, once they are known."""
     study: BandwidthStudy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +201,8 @@ class BandwidthBatch:
 
     def summary(self) -> Row:
         finished = sum(one.label in self.histories for one in self.work)
-        return {"ended": self.ended, "finished": finished, "trainings": len(self.work)}
+        told = {"ended": self.ended, "finished": finished, "trainings": len(self.work)}
+        return told | self.found
 
     def train(self, folder: RunFolder | None, deadline: float) -> str:
         def done(job: BandwidthJob, history: list[Row]) -> None:
@@ -215,16 +225,23 @@ class BandwidthBatch:
         return "finished" if len(self.histories) == len(self.work) else "stopped"
 
     def show(self, folder: RunFolder | None) -> None:
-        if self.ended != "finished":
-            say_line(f"{counted(len(self.histories), 'training')} of {len(self.work)} are done")
-            return
+        """The methods all of whose trainings are done, once the first one is among them."""
         study, target = self.study, self.study.target_of(self.histories)
-        with Reporter(len(study.methods), "times") as reporter:
+        missing = {one.method for one in self.work if one.label not in self.histories}
+        done = [method for method in study.methods if method not in missing]
+        if missing:
+            say_line(
+                f"{counted(len(self.histories), 'training')} of {len(self.work)} are done; not yet "
+                f"trained to the end: {', '.join(one for one in study.methods if one in missing)}"
+            )
+        if study.methods[0] in missing:
+            return
+        with Reporter(len(done), "times") as reporter:
             curves: list[BandwidthCurve] = []
-            for method in study.methods:
+            for method in done:
                 curves.append(study.curve(method, self.histories, target))
                 reporter.finished(method)
-        found = described(study, target, curves)
+        self.found = found = described(study, target, curves)
         show_curves(found)
         if folder is not None:
             path = folder.path / CURVES

@@ -70,6 +70,12 @@ class ProbeChannel:
     def lost(self, process: int) -> None:
         self._lost.append(process)
 
+    def joined(self, process: int) -> None:
+        pass
+
+    def closed(self, process: int) -> None:
+        pass
+
     def check(self) -> None:
         """Raise if a worker was lost, as a probe needs all of them."""
         if self._lost:

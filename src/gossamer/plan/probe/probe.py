@@ -14,7 +14,8 @@ from gossamer.plan.probe.findings import Inquiry, ProbeFindings
 from gossamer.plan.probe.program import FOLDER, INQUIRY
 from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from gossamer.real.launch.environment import Environment, connect, discover
-from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.launch import Launch
+from gossamer.real.launch.launcher import Launcher
 from gossamer.real.train.worker_log import FileEntries, LogReader
 from gossamer.real.train.worker_main import INTERRUPTED, program_of
 from gossamer.real.transports.local import LocalTransport

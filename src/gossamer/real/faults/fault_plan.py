@@ -3,8 +3,9 @@
 The launcher kills and pauses workers by signals. It gives the plan to all workers in the variable
 GOSSAMER_FAULTS, and each of them slows itself and its links down. Every worker has a network card
 of its own, with a bandwidth in each direction. A message takes the latency and then the time of its
-bytes. Times of kills and pauses count from the start of the workers, and times of links from the
-moment when all workers are connected.
+bytes; a dropped one is sent again, and one that meets a partition waits until that heals. Times of
+kills and pauses count from the start of the workers, and times of links from the moment when all
+workers are connected.
 """
 
 from __future__ import annotations
@@ -12,23 +13,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gossamer.config.collective_costs import all_reduce_seconds
-from gossamer.config.faults import Fault, read_fault
+from gossamer.config.faults import Fault, check_lives, read_fault
 from gossamer.errors import ConfigurationError
 
 FAULTS_VARIABLE = "GOSSAMER_FAULTS"
-_SIMULATED = {
-    "return": "a worker that has died does not come back to a real run; use gossamer simulate",
-    "arrive": "all workers of a real run begin together; use gossamer simulate",
-    "drop": "real transports lose no message, and what a lost packet costs them is time; use "
-    "--delay, or gossamer simulate",
-    "partition": "real workers have no deadline after which one that they cannot reach counts as "
-    "lost; use --delay for a while, or gossamer simulate",
-}
+RETRANSMISSION_S = 0.2
+"""How long it takes until a dropped message is sent again, as in the simulator."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,15 @@ class FaultPlan:
 
     def __post_init__(self) -> None:
         for fault in self.faults:
-            if fault.kind in _SIMULATED:
+            if fault.kind == "partition" and fault.lasts == math.inf:
                 raise ConfigurationError(
-                    f"--{fault.kind} is simulated only: {_SIMULATED[fault.kind]}"
+                    f"a partition of real workers must heal, got --{fault}; say how long it lasts, "
+                    "as in --partition '0,1|2-7@1s+2s'"
+                )
+            if fault.kind == "kill-server":
+                raise ConfigurationError(
+                    f"--{fault}: real servers live in the processes of workers; use --kill with "
+                    "the worker of the same number, or gossamer simulate"
                 )
             if fault.kind == "slow" and not fault.is_trait:
                 raise ConfigurationError(
@@ -55,12 +57,19 @@ class FaultPlan:
     def of(self, *kinds: str) -> list[Fault]:
         return [fault for fault in self.faults if fault.kind in kinds]
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, *, is_elastic: bool = False) -> None:
         """Refuse faults of workers that do not exist, and faults that would have no effect."""
+        for fault in [] if is_elastic else self.of("arrive", "return"):
+            raise ConfigurationError(
+                f"--{fault.kind} needs a run to which workers may come; give it --elastic too, as "
+                f"in --elastic 2:{max(2, fault.worker + 1)}"
+            )
+        check_lives(self.faults)
         for fault in self.faults:
-            if fault.worker >= workers:
+            named = max([fault.worker, *(rank for side in fault.sides for rank in side)])
+            if named >= workers:
                 raise ConfigurationError(
-                    f"a fault names worker {fault.worker}, but the {workers} workers are 0 to "
+                    f"a fault names worker {named}, but the {workers} workers are 0 to "
                     f"{workers - 1}"
                 )
         for fault in self.of("slow"):
@@ -96,7 +105,7 @@ class FaultPlan:
     @property
     def shapes_links(self) -> bool:
         is_limited = self.bandwidth != math.inf or self.latency > 0
-        return is_limited or bool(self.of("slow-link", "delay"))
+        return is_limited or bool(self.of("slow-link", "delay", "drop", "partition"))
 
     def rate(self, worker: int, time_s: float) -> float:
         """Return the bytes per second of a worker's card."""
@@ -106,11 +115,31 @@ class FaultPlan:
     def latency_at(self, time_s: float) -> float:
         return self.latency + sum(f.amount for f in self.of("delay") if f.is_on(time_s))
 
+    def retransmissions(self, time_s: float, draw: random.Random) -> float:
+        """Return how much later a message arrives because it is lost, perhaps more than once."""
+        seconds = 0.0
+        for fault in self.of("drop"):
+            while fault.is_on(time_s) and draw.random() < fault.amount:
+                seconds += RETRANSMISSION_S
+        return seconds
+
+    def heals_at(self, members: Iterable[int], time_s: float) -> float:
+        """Return the time from which on these workers reach each other: now, or when all partitions
+        between them have healed."""
+        ranks, healed = frozenset(members), time_s
+        for fault in sorted(self.of("partition"), key=lambda fault: fault.at):
+            # Who is named on no side is on none, and reaches everybody.
+            sides = sum(bool(side & ranks) for side in fault.sides)
+            if sides > 1 and fault.is_on(healed):
+                healed = fault.at + fault.lasts
+        return healed
+
     def all_reduce_seconds(self, members: Sequence[int], size_bytes: int, time_s: float) -> float:
         """Return the time of an all-reduce around a ring, which the slowest card determines."""
+        waits = self.heals_at(members, time_s) - time_s
         slowest = min(self.rate(rank, time_s) for rank in members)
         latency = self.latency_at(time_s)
-        return all_reduce_seconds("ring", len(members), size_bytes, latency, 1 / slowest)
+        return waits + all_reduce_seconds("ring", len(members), size_bytes, latency, 1 / slowest)
 
     # ------------------------------------------------------------------ for the workers
 

@@ -11,6 +11,7 @@ The bytes of several messages pass a card one message after the other, in order 
 
 from __future__ import annotations
 
+import random
 import struct
 import threading
 import time
@@ -134,6 +135,7 @@ class _Card:
         self._timer = timer
         self._listener = listener
         self._lock = threading.Lock()
+        self._draw = random.Random(f"drops/{inner.rank}/{inner.life}")
         self._sent = 0.0
         """When the card has sent all that it was given."""
         self._behind: dict[int, float] = defaultdict(float)
@@ -160,7 +162,10 @@ class _Card:
             begins = now if is_small else max(now, self._sent)
             if not is_small:
                 self._sent = begins + lasts
-            there = max(begins + self._plan.latency_at(now - self.began), self._behind[to])
+            at = now - self.began
+            late = self._plan.latency_at(at) + self._plan.retransmissions(at, self._draw)
+            healed = self._plan.heals_at((self._rank, to), at) - at
+            there = max(begins + late, now + healed + late, self._behind[to])
             self._behind[to] = there + lasts
         self.send_at_once(to, _Label(kind, number, size, back, there - now, lasts), parts)
 
@@ -196,6 +201,16 @@ class _Card:
             if operation[0] == process:
                 self._continue_soon(number)  # the transport below decides how it ends
 
+    def joined(self, process: int) -> None:
+        self._lost.discard(process)
+        self._listener.joined(process)
+
+    def closed(self, process: int) -> None:
+        # What it sent before may still be on its way.
+        self._timer.at(
+            max(time.monotonic(), self._last[process]), lambda: self._listener.closed(process)
+        )
+
     def _begin(self, now: float, source: int, label: _Label, content: memoryview) -> None:
         """The first byte has arrived. The card takes the bytes of a frame after those before it."""
         ends = now + label.lasts_s
@@ -218,7 +233,20 @@ class _Card:
                 if label.back:
                     self.send(source, _BACK, label.back, number=label.number)
                 else:
-                    self.send_at_once(source, _Label(_DONE, label.number))
+                    self._answer_when_healed(source, label.number)
+
+    def _answer_when_healed(self, source: int, number: int) -> None:
+        now = time.monotonic()
+        healed = self.began + self._plan.heals_at((self._rank, source), now - self.began)
+        if healed <= now:
+            self.send_at_once(source, _Label(_DONE, number))
+            return
+
+        def answer() -> None:
+            with suppress(PeerLost):
+                self.send_at_once(source, _Label(_DONE, number))
+
+        self._timer.at(healed, answer)
 
     def _continue_soon(self, number: int) -> None:
         """Continue an operation in the timer thread."""
@@ -235,6 +263,7 @@ class ShapedTransport:
 
     def __init__(self, inner: Transport, plan: FaultPlan) -> None:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
+        self.absent, self.life = inner.absent, inner.life
         self._inner = inner
         self._plan = plan
         self._timer: TimerThread | None = None
@@ -269,6 +298,11 @@ class ShapedTransport:
         self._timer.start()
         self._inner.open(windows, initial, self._card, stop)
         self._card.began = time.monotonic()
+        # Who comes during the run counts from the beginning of the others.
+        mine = time.time()
+        first = self.store.agree("links/began", repr(mine))
+        if self.life:
+            self._card.began -= max(0.0, mine - float(first))
 
     def leave_sums(self) -> None:
         self._inner.leave_sums()

@@ -161,6 +161,8 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
     def __post_init__(self) -> None:
         if self.coupling is not None and self.coupling.shares is not None:
             self._passes = self.coupling.shares
+        if self.coupling is not None:
+            self._passes.accounts = self.coupling.accounts
         self.optimizer = JoinedOptimizer(
             self.own_optimizer, self._make_step, is_coupled=self.coupling is not None
         )
@@ -180,7 +182,8 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
 
     @property
     def size(self) -> int:
-        return 1 if self.coupling is None else self.coupling.session.size
+        """The number of workers; of an elastic run, those that take part now."""
+        return 1 if self.coupling is None else self.coupling.session.present
 
     @property
     def is_main(self) -> bool:
@@ -253,6 +256,7 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
             "seconds": seconds,
             "notices": list(self.notices),
             **({"steps": own.steps} if self.coupling is None else self.coupling.session.summary()),
+            **({"passes": self.coupling.passes} if self.coupling and self.coupling.passes else {}),
         }
 
     def _open_for(self, what: str) -> None:

@@ -14,12 +14,11 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from gossamer.errors import ConfigurationError
+from gossamer.real.join.elastic.batch_accounts import LEASE, BatchAccounts
 from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.transport import Store
 
 T = TypeVar("T")
-_LEASE = 4
-"""How many batches are taken at a time: few, so that the last ones are shared fairly."""
 _MOST_UNCOUNTED = 1 << 20
 """A sampler without a length that gives more batches than this is taken to have no end."""
 
@@ -42,8 +41,10 @@ class Positions:
 
     _orders = 0
 
-    def __init__(self, coupled: Coupled) -> None:
+    def __init__(self, coupled: Coupled, accounts: BatchAccounts | None = None) -> None:
+        """With accounts, what a worker leased before its death is given again."""
         self.coupled = coupled
+        self._accounts = accounts
         # All workers shard their loaders in the same order, so a number identifies each.
         Positions._orders += 1
         self.name = f"order {Positions._orders}"
@@ -63,6 +64,9 @@ class Positions:
             while stop is None or position < stop:
                 yield position
                 position += coupled.size
+            return
+        if self._accounts is not None and batches is not None:
+            yield from self._accounts.leased(epoch, batches)
             return
         for first in self.rounds(epoch):
             if batches is not None and first + self.width > batches:
@@ -88,8 +92,8 @@ class Positions:
         """The first position of each set of batches that are taken together, without end."""
         store, group = self.coupled.store, self.coupled.group
         while not group:
-            end = store.add(epoch, _LEASE)
-            yield from range(end - _LEASE, end)
+            end = store.add(epoch, LEASE)
+            yield from range(end - LEASE, end)
         mine, start = f"{group[0]} {self.width}", 0
         for lease in count():
             # The first member of a group to come claims the lease for all, and nobody waits.
@@ -97,8 +101,8 @@ class Positions:
             claim = store.agree(key, mine)
             width = numbers_from(key, claim, " ")[-1]
             if claim == mine:
-                yield from range(start, start + _LEASE * width, width)
-            start += _LEASE * width
+                yield from range(start, start + LEASE * width, width)
+            start += LEASE * width
 
     def expected(self, batches: int) -> int:
         """How many of so many batches this worker may expect. With an asynchronous method that is
@@ -134,6 +138,8 @@ class Passes:
         self._of: dict[int, tuple[DataLoader[Any], Positions]] = {}
         self.before: list[Any] = []
         """The states of a checkpoint, in the order in which the loaders were first shared out."""
+        self.accounts: BatchAccounts | None = None
+        """What becomes of each batch, where workers may come and go."""
 
     def state(self) -> list[Any]:
         now = [positions.state() for _, positions in self._of.values()]
@@ -152,7 +158,7 @@ class Passes:
         return self._of[id(known)][1]
 
     def positions(self, loader: Iterable[Any], coupled: Coupled) -> Positions:
-        return Positions(coupled)
+        return Positions(coupled, self.accounts)
 
 
 class OwnBatches:

@@ -20,6 +20,14 @@ from gossamer.pending import Pending
 from gossamer.real.join.balance import LoopShares
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_alike, parameters_of
+from gossamer.real.join.elastic.batch_accounts import BatchAccounts
+from gossamer.real.join.elastic.newcomer import (
+    GivenBeginning,
+    check_elastic,
+    fetch_beginning,
+    give_beginnings,
+    tell_the_end,
+)
 from gossamer.real.join.exchanged_values import ExchangedValues
 from gossamer.real.join.gradient import LoopGradients, can_send_buckets
 from gossamer.real.join.learning.lessons import Lessons
@@ -33,6 +41,7 @@ from gossamer.real.output_model import pack_bytes, unpack_bytes_, untrained
 from gossamer.real.pipelines.island_session import IslandSession
 from gossamer.real.replicas import PublishedReplica
 from gossamer.real.session import Session
+from gossamer.real.transports.beginning import Beginning
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import LoopPace
 from gossamer.replica import Replica, trainable
@@ -66,10 +75,19 @@ class LoopSession:
         members = self.session.router.members
         self.shares = LoopShares(lambda: members.training) if spec.balance else None
         """The sizes of the loop's batches, where they follow the speeds of the workers."""
+        self.accounts: BatchAccounts | None = None
+        """What becomes of each batch of an elastic run."""
+        self.passes: list[dict[str, Any]] = []
+        """The same in the end, for each pass over a loader."""
+        if Beginning.from_environment().is_elastic:
+            rank, size, store = transport.rank, transport.size, transport.store
+            self.accounts = BatchAccounts(store, rank, size, lambda: members.live)
         self._is_watched = spec.method.servers_hold_model
         """Whether the loop may not change its parameters between two steps."""
         self._has_servers = bool(self.session.addresses.slices)
         self._pace = LoopPace(steps)
+        self._newcomer: GivenBeginning | None = None
+        """What another worker has given to this one, which came during the run."""
         self._wanted: Gradient | None = None
         """The gradient that the method has asked for, and that the loop computes next."""
         self.lessons = Lessons(model, binding.layout, spec.name)
@@ -87,6 +105,8 @@ class LoopSession:
 
     def begin(self) -> None:
         """Couple the loop, and run its method to where it wants the first gradient."""
+        if Beginning.from_environment().is_elastic:
+            check_elastic(self.session)
         check_alike(self._model, self._binding, self.session.store, self.session.first)
         self._open()
         has_buckets = self._share_beginning()
@@ -95,6 +115,7 @@ class LoopSession:
         self._start()
         self._look_at_clock()
         try:
+            self.session.router.take_part()
             self._advance()
         except BaseException:
             # No `with` has been entered that would end these.
@@ -114,6 +135,7 @@ class LoopSession:
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda"
         is_on_gpu = is_on_gpu and session.transport.name == "shm"
+        is_on_gpu = is_on_gpu and not Beginning.from_environment().is_elastic
         session.router.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         for number, stage in enumerate(self.stages):
             session.router.offer(f"stage {number}", partial(_pack_stage, stage))
@@ -129,6 +151,11 @@ class LoopSession:
         rank, transport, driver = session.rank, session.transport, session.driver
         own = transport.window(rank)
         first = session.first
+        if session.is_newcomer:
+            self._newcomer = fetch_beginning(session)
+            own.copy_(self._newcomer.model)
+            unpack_bytes_(untrained(self._model), self._newcomer.untrained)
+            return False
         if self.stages and self.loaded is None:
             # Of the stage that is trained here worker 0 has a model, too.
             parts = _parts_of(self._model)
@@ -142,7 +169,7 @@ class LoopSession:
                 untrained(self._model), session.router.ask(first, "untrained", "beginning")
             )
             for end in session.addresses.hosted_by(rank)[1:]:
-                transport.window(end).copy_(own[session.addresses.slices[end - session.size]])
+                transport.window(end).copy_(own[session.addresses.slice_of(end)])
         # Nobody may change anything before everyone has read it.
         self._binding.let_gpu_finish()
         # What is encoded is looked at, so it must be the whole gradient as the loop leaves it. The
@@ -150,8 +177,9 @@ class LoopSession:
         # made its changes.
         is_plain = session.spec.compressor is None and self.shares is None
         is_able = is_plain and can_send_buckets(self._binding, transport)
+        is_able = is_able and not Beginning.from_environment().is_elastic
         cannot = torch.tensor([float(not is_able)])
-        agreed = transport.all_reduce([cannot], range(session.size))
+        agreed = transport.all_reduce([cannot], session.beginners)
         driver.wait(agreed, "beginning")
         agreed.result()
         return not float(cannot)
@@ -182,6 +210,9 @@ class LoopSession:
         )
         if self.loaded is not None:
             self._resume(self.loaded)
+        if self._newcomer is not None:
+            self._newcomer.load(self.worker, self._optimizer, self._binding)
+        give_beginnings(session, self._model, self.replica, self.worker)
         session.start(self.worker, self.replica, self._pace, self._server)
         session.explain_itself()
         self._server_state = ServerState(session, self._binding, self._optimizer)
@@ -206,6 +237,9 @@ class LoopSession:
 
         def conclude() -> None:
             output.leavers.conclude()
+            if self.accounts is not None:
+                self.passes = self.accounts.summary()
+                tell_the_end(session)
             found.extend(output.final())
             self._server_state.fetch()
             self.before_end()
@@ -366,6 +400,11 @@ class LoopSession:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
+        if self.session.addresses.has_standbys:
+            raise ConfigurationError(
+                "a server and its standby are not cut at the same message, so no loop could go on "
+                "from their checkpoint; leave out standby="
+            )
         return {
             **self.replica.state_dict(),
             "step": self.worker.step,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -69,7 +69,7 @@ def server_replica(
     Of torch's SGD the momentum is left that the method allows: momentum and delay multiply. Any
     other class stays as it is, because its learning rate would not suit plain SGD.
     """
-    place, part = session.place(end), session.addresses.slices[end - session.size]
+    place, part = session.place(end), session.addresses.slice_of(end)
     if session.spec.server_optimiser:
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
         rule = rule.suited(binding.layout.within(part).shapes)
@@ -186,11 +186,15 @@ def _idle() -> torch.optim.Optimizer:
 
 
 def packed_state(replica: LoopReplica) -> Tensor:
-    """A replica's optimiser as bytes: a head in JSON with the numbers of each parameter by name,
-    then the tensors."""
+    """A replica's optimiser as bytes: what it remembers of each parameter by name."""
+    return packed(replica.optimiser_states())
+
+
+def packed(states: Iterable[tuple[str, Mapping[str, Any]]]) -> Tensor:
+    """Named states as bytes: a head in JSON with their numbers, then the tensors."""
     head: dict[str, dict[str, Any]] = {}
     tensors: list[Tensor] = []
-    for name, state in replica.optimiser_states():
+    for name, state in states:
         row = head.setdefault(name, {})
         for key, value in state.items():
             if isinstance(value, Tensor):
@@ -205,7 +209,7 @@ def packed_state(replica: LoopReplica) -> Tensor:
 
 
 def unpacked_state(packed: Tensor) -> dict[str, dict[str, Any]]:
-    """The inverse of `packed_state`."""
+    """The inverse of `packed`."""
     at = _LENGTH + int.from_bytes(packed[:_LENGTH].numpy().tobytes(), "little")
     head: dict[str, dict[str, Any]] = json.loads(packed[_LENGTH:at].numpy().tobytes())
     for row in head.values():
@@ -216,6 +220,18 @@ def unpacked_state(packed: Tensor) -> dict[str, dict[str, Any]]:
                 row[key] = packed[at:end].clone().view(dtype).view(shape)
                 at = end
     return head
+
+
+def put_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], given: Tensor
+) -> None:
+    """Let an optimiser remember what was packed elsewhere."""
+    for name, state in unpacked_state(given).items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            key: value.to(parameter.device) if isinstance(value, Tensor) and value.dim() else value
+            for key, value in state.items()
+        }
 
 
 class ServerState:
@@ -233,7 +249,7 @@ class ServerState:
         self._parameters = dict(binding.named())
         # Other servers hold parameters only, or descend with an optimiser of another kind.
         are_alike = session.method.server is not None and not session.spec.server_optimiser
-        self._servers = range(session.size, session.addresses.ends) if are_alike else range(0)
+        self._servers = session.addresses.servers if are_alike else range(0)
         self._own: dict[nn.Parameter, Any] = {}
         """What the loop's optimiser itself remembers, while its state is taken: a worker's own
         steps between two reads go on with it."""
@@ -261,16 +277,10 @@ class ServerState:
     def fetch(self) -> None:
         """Get the servers' state as it is now."""
         addresses, router = self._session.addresses, self._session.router
-        for end in self._servers:
-            packed = router.ask(addresses.process_of(end), f"optimiser {end}", "output")
-            for name, state in unpacked_state(packed).items():
-                parameter = self._parameters[name]
-                self._optimizer.state[parameter] = {
-                    key: value.to(parameter.device)
-                    if isinstance(value, Tensor) and value.dim()
-                    else value
-                    for key, value in state.items()
-                }
+        for server in self._servers:
+            end = addresses.acting(server, router.live)
+            given = router.ask(addresses.process_of(end), f"optimiser {end}", "output")
+            put_state(self._optimizer, self._parameters, given)
 
     def end(self) -> None:
         for hook in self._hooks:

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -68,10 +68,11 @@ class Lines:
 class ConsoleOutput:
     """Shows the lines of all workers with labels or those of rank 0, or writes them into files."""
 
-    def __init__(self, mode: str, folder: Path | None, ranks: range) -> None:
+    def __init__(self, mode: str, folder: Path | None, ranks: Iterable[int]) -> None:
         self._mode = mode
         self._folder = folder
         self._files: dict[tuple[int, bool], IO[bytes]] = {}
+        ranks = list(ranks)
         self._last = {rank: deque[str](maxlen=_KEPT) for rank in ranks}
         self._lines = {
             (rank, is_error): Lines(partial(self._line, rank, is_error))

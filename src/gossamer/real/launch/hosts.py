@@ -7,25 +7,27 @@ also notices a host that vanishes with its launcher.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.errors import ConfigurationError, Error, Late
-from gossamer.real.transports.checked_values import number_from
+from gossamer.real.launch.console import say
+from gossamer.real.transports.checked_values import number_from, numbers_from
 from gossamer.real.transports.death_notices import tell_dead
 from gossamer.real.transports.secret import new_secret, secret_of_hosts
 from gossamer.real.transports.store import NoGreeting, OwnStore, Stranger, TcpStore, serve
 from gossamer.real.transports.store_server import Keeper
 
-_BEAT_S = 1.0
-_SILENCE_S = 15.0
-_RETRY_S = 0.1
+BEAT_S = 1.0
+SILENCE_S = 15.0
+RETRY_S = 0.1
 _TRY_S = 1.0
 
 
@@ -74,19 +76,22 @@ class Hosts:
 class HostMeeting:
     """This launcher's connection to those of the other hosts."""
 
-    def __init__(self, hosts: Hosts, workers: int) -> None:
-        """`workers` is the number of workers on each host."""
+    def __init__(self, hosts: Hosts, workers: int, is_elastic: bool = False) -> None:
+        """`workers` is the number of workers on each host. To an elastic run others may attach, if
+        they know its secret."""
         self._hosts = hosts
         self._workers = workers
         self._last_beat = 0.0
         self._heard: dict[int, tuple[int, float]] = {}
         self._gone: dict[int, str] = {}
-        self.secret = new_secret() if hosts.count == 1 else secret_of_hosts(hosts.secret_file)
+        is_shared = hosts.count > 1 or (is_elastic and bool(hosts.port))
+        self.secret = secret_of_hosts(hosts.secret_file) if is_shared else new_secret()
         self._keeper: Keeper | None = None
         if hosts.rank == 0:
             self._keeper, self.store = _open(hosts, self.secret)
         else:
-            self.store = _reach(hosts, self.secret)
+            self.store = reach(hosts, self.secret)
+        self._attached = AttachedHosts(self.store)
         port = hosts.port if self._keeper is None else self._keeper.port
         self.address = f"{hosts.host}:{port}"
 
@@ -134,7 +139,7 @@ class HostMeeting:
             except RuntimeError:
                 raise self._lost_store() from None
 
-        if not _within(hosts.patience_s, lambda: not missing()):
+        if not within(hosts.patience_s, lambda: not missing()):
             host = f"[{hosts.host}]" if ":" in hosts.host else hosts.host
             address = f"{host}:{self.address.rpartition(':')[2]}"
             raise Late(
@@ -143,8 +148,24 @@ class HostMeeting:
                 f"{missing()[0]} --rendezvous {address} ...` there"
             )
 
-    def tell_dead(self, rank: int, how: str) -> None:
-        tell_dead(self.store, rank, how)
+    def tell_dead(self, rank: int, how: str, life: int = 0) -> None:
+        tell_dead(self.store, rank, how, life)
+
+    def next_life(self, rank: int) -> int:
+        """The number of the life that begins now for a rank of an elastic run."""
+        return self.store.add(f"life/{rank}", 1)
+
+    def tell_job(
+        self, size: int, taken: Sequence[int], present: Sequence[int], told: Mapping[str, str]
+    ) -> None:  # fmt: skip
+        """Say how many places this run has, which are taken, and what its workers are told."""
+        for rank in taken:
+            self.store.agree(f"place/{rank}/0", "taken")
+        self.store.agree("job", json.dumps({"size": size, "present": list(present), "told": told}))
+
+    def has_others(self) -> bool:
+        """Whether workers of other hosts have attached and not left."""
+        return bool(self._attached.ranks)
 
     def end_everywhere(self, status: int, why: str) -> None:
         """The launchers of the other hosts end their workers as well."""
@@ -152,9 +173,12 @@ class HostMeeting:
 
     def beat(self) -> tuple[int, str] | None:
         """Give a sign of life once a second; return an end that another host asks for."""
-        if self._hosts.count == 1 or time.monotonic() - self._last_beat < _BEAT_S:
+        if time.monotonic() - self._last_beat < BEAT_S:
             return None
         self._last_beat = time.monotonic()
+        if self._hosts.count == 1:
+            self._attached.look()
+            return None
         try:
             self.store.add(f"launchers/beat/{self._hosts.rank}", 1)
             if self._hosts.rank == 0:
@@ -181,10 +205,14 @@ class HostMeeting:
             return []
         if self._hosts.rank > 0:
             return []
+        self._attached.look()
+        while self._attached.ranks and not is_interrupted():
+            self._attached.look()
+            time.sleep(RETRY_S)
         while len(self._gone) < self._hosts.count - 1 and not is_interrupted():
             self.beat()
             self._listen()
-            time.sleep(_RETRY_S)
+            time.sleep(RETRY_S)
         return [f"node {node} {how}" for node, how in sorted(self._gone.items()) if how]
 
     def _listen(self) -> None:
@@ -201,10 +229,56 @@ class HostMeeting:
             counted, since = self._heard.get(node, (-1, now))
             if beats != counted:
                 self._heard[node] = (beats, now)
-            elif now - since > _SILENCE_S:
-                self._gone[node] = f"gave no sign of life for {_SILENCE_S:g} s"
+            elif now - since > SILENCE_S:
+                self._gone[node] = f"gave no sign of life for {SILENCE_S:g} s"
                 for rank in range(node * self._workers, (node + 1) * self._workers):
                     self.tell_dead(rank, "its host is gone")
+
+
+class AttachedHosts:
+    """The launchers that have added workers to an elastic run, as the one that began it sees them.
+
+    Each writes `attached/NUMBER` with its ranks, beats as the launchers of several hosts do, and
+    writes `attached/NUMBER/left` in the end.
+    """
+
+    def __init__(self, store: TcpStore) -> None:
+        self._store = store
+        self._next = 0
+        self._here: dict[int, list[int]] = {}
+        """By number: the ranks of those that have not left."""
+        self._heard: dict[int, tuple[int, float]] = {}
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(rank for ranks in self._here.values() for rank in ranks)
+
+    def look(self) -> None:
+        """Note who has come and left, and whose host has vanished."""
+        try:
+            while (line := self._store.get(key := f"attached/{self._next}")) is not None:
+                self._here[self._next] = numbers_from(key, line.partition(";")[0], ",")
+                self._next += 1
+                say(f"workers {line.partition(';')[0]} have been attached")
+            for number in list(self._here):
+                self._look_at(number)
+        except RuntimeError:
+            self._here.clear()
+
+    def _look_at(self, number: int) -> None:
+        if self._store.get(f"attached/{number}/left") is not None:
+            say(f"workers {','.join(map(str, self._here.pop(number)))} are attached no more")
+            return
+        beats, now = self._store.add(f"attached/{number}/beat", 0), time.monotonic()
+        counted, since = self._heard.get(number, (-1, now))
+        if beats != counted:
+            self._heard[number] = (beats, now)
+        elif now - since > SILENCE_S:
+            for rank in self._here.pop(number):
+                life = self._store.add(f"life/{rank}", 0)
+                tell_dead(self._store, rank, "its host is gone", life)
+                self._store.add(f"place/{rank}/freed", 1)
+            say(f"an attached host gave no sign of life for {SILENCE_S:g} s")
 
 
 def _open(hosts: Hosts, secret: str) -> tuple[Keeper, TcpStore]:
@@ -217,7 +291,7 @@ def _open(hosts: Hosts, secret: str) -> tuple[Keeper, TcpStore]:
         ) from None
 
 
-def _reach(hosts: Hosts, secret: str) -> TcpStore:
+def reach(hosts: Hosts, secret: str) -> TcpStore:
     found: list[TcpStore] = []
     silent: list[NoGreeting] = []
 
@@ -232,7 +306,7 @@ def _reach(hosts: Hosts, secret: str) -> TcpStore:
         return bool(found)
 
     try:
-        is_there = _within(hosts.patience_s, answers)
+        is_there = within(hosts.patience_s, answers)
     except Stranger as error:
         raise ConfigurationError(
             f"{error}; give --rendezvous the address that node 0 was given, and all hosts the same "
@@ -251,12 +325,12 @@ def _reach(hosts: Hosts, secret: str) -> TcpStore:
     )
 
 
-def _within(patience_s: float, is_done: Callable[[], bool]) -> bool:
+def within(patience_s: float, is_done: Callable[[], bool]) -> bool:
     until = time.monotonic() + patience_s
     while not is_done():
         if time.monotonic() > until:
             return False
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
     return True
 
 

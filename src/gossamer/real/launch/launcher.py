@@ -13,19 +13,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
-from gossamer.real.launch.console import OUTPUTS, ConsoleOutput, put, say
-from gossamer.real.launch.environment import TRANSPORTS
+from gossamer.errors import ConfigurationError
+from gossamer.real.faults.fault_plan import FAULTS_VARIABLE
+from gossamer.real.launch.attachment import AttachedMeeting
+from gossamer.real.launch.console import ConsoleOutput, put, say
+from gossamer.real.launch.elastic import Revivals
 from gossamer.real.launch.explanation import Explanation
-from gossamer.real.launch.hosts import HostMeeting, Hosts
+from gossamer.real.launch.hosts import HostMeeting
+from gossamer.real.launch.launch import Launch
 from gossamer.real.launch.process import (
     OVER_DEADLINE,
     Ended,
@@ -37,6 +38,7 @@ from gossamer.real.launch.process import (
     signal_name,
 )
 from gossamer.real.launch.wakeup import Wakeup
+from gossamer.real.transports.beginning import LIFE, PRESENT
 
 if TYPE_CHECKING:
     from gossamer.real.transports.shm.memory import Segments
@@ -50,73 +52,6 @@ _LEFTOVER_S = 2.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What to start, how many times, and how to watch it."""
-
-    command: Sequence[str]
-    workers: int
-    """The number of workers on this host."""
-    hosts: Hosts = field(default_factory=Hosts)
-    transport: str | None = None
-    """shm or torch; None means the one that suits."""
-    method: str | None = None
-    seed: int | None = None
-    folder: Path | None = None
-    """The run folder, if there is one."""
-    faults: FaultPlan = field(default_factory=FaultPlan)
-    output: str = "labelled"
-    tolerates_deaths: bool = False
-    """Whether the run succeeds after an unplanned death if workers survive."""
-    deadline_s: float | None = None
-    grace_s: float = 5.0
-    """How many seconds a worker has after SIGINT, and again after SIGTERM."""
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """More variables for the workers."""
-    under_mpirun: str = "python SCRIPT` instead of `gossamer run"
-    """The command for mpirun, for a user who asks for the mpi transport."""
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigurationError(
-                f"the number of workers must be at least 1, got {self.workers}"
-            )
-        if self.output not in OUTPUTS:
-            raise unknown_name("output", self.output, OUTPUTS)
-        if self.transport is not None and self.transport not in TRANSPORTS:
-            raise unknown_name("transport", self.transport, TRANSPORTS)
-        if self.transport == "mpi":
-            raise ConfigurationError(
-                "the mpi transport needs workers started by MPI; run "
-                f"`mpirun -n {self.size} {self.under_mpirun}`"
-            )
-        if self.transport == "shm" and self.hosts.count > 1:
-            raise ConfigurationError(
-                f"the shm transport joins workers of one host, got {self.hosts.count} hosts; use "
-                "--transport torch, or leave it out"
-            )
-        if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
-            raise ConfigurationError(f"--deadline must be above 0 seconds, got {self.deadline_s:g}")
-        self.faults.check(self.size)
-
-    @property
-    def size(self) -> int:
-        """The number of workers of all hosts together."""
-        return self.workers * self.hosts.count
-
-    @property
-    def ranks(self) -> range:
-        """The ranks of the workers of this host."""
-        return range(self.hosts.rank * self.workers, (self.hosts.rank + 1) * self.workers)
-
-    @property
-    def chosen_transport(self) -> str:
-        if self.transport is not None:
-            return self.transport
-        # Only Linux has memory without a name, which no process can leave behind.
-        return "shm" if self.hosts.count == 1 and hasattr(os, "memfd_create") else "torch"
-
-
 class Launcher:
     """One launch; `run` returns the exit code, and `ended` then says how each worker ended."""
 
@@ -125,6 +60,12 @@ class Launcher:
             raise ConfigurationError("output into files needs a run folder to put them in")
         self._launch = launch
         self._processes: list[Process] = []
+        self._revivals = Revivals(1 if launch.elastic is None else launch.elastic.least)
+        self._lives: dict[int, int] = {}
+        self._started: dict[int, float] = {}
+        """By rank: when its present life began, and how many it has had before."""
+        self._noted: set[int] = set()
+        """The numbers of the processes whose end has been dealt with."""
         self._ending = Shutdown(self._processes, launch.grace_s)
         self._output = ConsoleOutput(launch.output, launch.folder, launch.ranks)
         self._pipes = selectors.DefaultSelector()
@@ -144,7 +85,7 @@ class Launcher:
     def run(self) -> int:
         with ExitStack() as stack:
             stack.callback(self._close)
-            self._meeting = HostMeeting(self._launch.hosts, self._launch.workers)
+            self._meeting = self._meet()
             stack.callback(self._close_store)
             self._meeting.wait_for_all()
             folder = self._launch.folder
@@ -155,7 +96,7 @@ class Launcher:
             )
             stack.callback(self._ending.finish)
             self._start()
-            while any(process.poll() is None for process in self._processes):
+            while self._revivals or any(one.poll() is None for one in self._processes):
                 self._turn()
             self._notice_ends()
             self._sweep()
@@ -172,6 +113,12 @@ class Launcher:
 
     # ------------------------------------------------------------------ start
 
+    def _meet(self) -> HostMeeting | AttachedMeeting:
+        launch = self._launch
+        if launch.attach is not None:
+            return launch.attach.meeting
+        return HostMeeting(launch.hosts, launch.workers, launch.elastic is not None)
+
     def _start(self) -> None:
         launch = self._launch
         if launch.chosen_transport == "shm" and launch.size > 1:
@@ -179,16 +126,56 @@ class Launcher:
             from gossamer.real.transports.shm.memory import create_segments
 
             self._segments = create_segments(launch.size)
-        fds = () if self._segments is None else tuple(self._segments.fds)
+            for rank in range(launch.size):
+                if launch.elastic is not None and rank not in launch.beginners:
+                    self._segments.mark_dead(rank)
         self._began = time.monotonic()
-        for local_rank, rank in enumerate(launch.ranks):
-            variables = self._variables(rank, local_rank, fds)
-            process = Process(rank, launch.command, variables, fds, self._began, self._terminal)
+        if launch.attach is not None:
+            for rank in launch.ranks:
+                self._start_worker(rank, self._meeting.next_life(rank))
+            return
+        for rank in launch.beginners:
+            self._start_worker(rank, 0)
+        for fault in launch.faults.of("arrive", "return"):
+            self._revivals.at(fault.worker, self._began + fault.at)
+        if launch.elastic is not None:
+            self._meeting.tell_job(launch.size, launch.ranks, launch.beginners, self._shared())
+
+    def _start_worker(self, rank: int, life: int) -> None:
+        """Start a worker of this host, or start it again."""
+        launch = self._launch
+        self._lives[rank] = life
+        self._started[rank] = time.monotonic() - self._began
+        if self._segments is not None and life:
+            self._segments.renew(rank, life)
+        fds = () if self._segments is None else tuple(self._segments.fds)
+        variables = self._variables(rank, launch.ranks.index(rank), fds)
+        process = Process(rank, launch.command, variables, fds, self._began, self._terminal)
+        before = next((one for one in self._processes if one.rank == rank), None)
+        if before is None:
             self._processes.append(process)
-            self._wakeup.watch(process)
-            for pipe, is_error in ((process.out, False), (process.err, True)):
-                os.set_blocking(pipe.fileno(), False)
-                self._pipes.register(pipe, selectors.EVENT_READ, (rank, is_error))
+        else:
+            self._forget(before)
+            self._processes[self._processes.index(before)] = process
+        self._wakeup.watch(process)
+        for pipe, is_error in ((process.out, False), (process.err, True)):
+            os.set_blocking(pipe.fileno(), False)
+            self._pipes.register(pipe, selectors.EVENT_READ, (rank, is_error))
+
+    def _forget(self, process: Process) -> None:
+        """Another life takes the place of an ended worker."""
+        for key in list(self._pipes.get_map().values()):
+            if key.fileobj in (process.out, process.err):
+                self._pipes.unregister(key.fileobj)
+        process.close()
+
+    def _shared(self) -> dict[str, str]:
+        """What workers that attach to this run are told."""
+        launch = self._launch
+        told = {"GOSSAMER_METHOD": launch.method, "GOSSAMER_SEED": launch.seed}
+        told |= {"GOSSAMER_TRANSPORT": launch.chosen_transport}
+        told |= {FAULTS_VARIABLE: launch.faults.to_json()}
+        return {key: str(value) for key, value in told.items() if value is not None}
 
     def _variables(self, rank: int, local_rank: int, fds: Sequence[int]) -> dict[str, str]:
         launch = self._launch
@@ -196,7 +183,7 @@ class Launcher:
             "GOSSAMER_RANK": rank,
             "GOSSAMER_SIZE": launch.size,
             "GOSSAMER_LOCAL_RANK": local_rank,
-            "GOSSAMER_LOCAL_SIZE": launch.workers,
+            "GOSSAMER_LOCAL_SIZE": len(launch.ranks),
             "GOSSAMER_STORE": self._meeting.address,
             "GOSSAMER_SECRET": self._meeting.secret,
             "GOSSAMER_TRANSPORT": launch.chosen_transport,
@@ -208,6 +195,11 @@ class Launcher:
             "GOSSAMER_RUN": None if launch.folder is None else launch.folder.resolve(),
             "GOSSAMER_EXPLAIN_DIR": Path(self._answers).resolve(),
         }
+        if launch.elastic is not None:
+            given[PRESENT] = ",".join(map(str, launch.beginners))
+            given[LIFE] = self._lives[rank]
+        if launch.attach is not None:
+            given |= {**launch.attach.told, LIFE: self._lives[rank]}
         # The variables of a launcher around this one would contradict these.
         kept = {key: text for key, text in os.environ.items() if not key.startswith("GOSSAMER_")}
         if self._terminal is not None and self._terminal.is_output:
@@ -229,8 +221,12 @@ class Launcher:
         elapsed = time.monotonic() - self._began
         while self._due and self._due[0][0] <= elapsed:
             _, rank, number = self._due.pop(0)
-            if rank in self._launch.ranks:
-                self._inject(self._processes[self._launch.ranks.index(rank)], number)
+            for process in self._processes:
+                if process.rank == rank:
+                    self._inject(process, number)
+        for rank in self._revivals.take():
+            if not any(one.rank == rank and one.poll() is None for one in self._processes):
+                self._start_worker(rank, self._meeting.next_life(rank))
         while self._signals:
             self._obey(self._signals.pop(0))
         if self._explanation is not None and self._explanation.is_over:
@@ -249,6 +245,8 @@ class Launcher:
             return _TICK_S
         elapsed = time.monotonic() - self._began
         moments = [at for at, _, _ in self._due[:1]]
+        if self._revivals:
+            moments.append(self._revivals.next - self._began)
         if self._launch.deadline_s is not None:
             moments.append(self._launch.deadline_s)
         return max(0.0, min([_SLEEP_S, *(at - elapsed for at in moments)]))
@@ -285,9 +283,9 @@ class Launcher:
                     break
 
     def _notice_ends(self) -> None:
-        noted = {end.rank for end in self.ended}
         for process in self._processes:
-            if process.rank not in noted and (ended := process.poll()) is not None:
+            if process.pid not in self._noted and (ended := process.poll()) is not None:
+                self._noted.add(process.pid)
                 self.ended.append(ended)
                 self._read_last_words(ended.rank)
                 if ended.status < 0 and process.has_left_others:
@@ -300,14 +298,44 @@ class Launcher:
                     self._tell_others(process, ended)
 
     def _tell_others(self, process: Process, ended: Ended) -> None:
-        self._meeting.tell_dead(ended.rank, ended.how)
+        self._meeting.tell_dead(ended.rank, ended.how, self._lives[ended.rank])
         if self._ending.status is not None:
             return
         self.deaths.append(ended.rank)
         cause = ", as asked" if ended.is_planned else ""
-        say(f"{ended}{cause}" + ("; the others go on" if self._launch.size > 1 else ""))
+        others = "; the others go on" if self._launch.size > 1 else ""
+        if self._is_revived(ended):
+            others += ", and it comes back"
+        say(f"{ended}{cause}{others}")
         if not self._output.shows(ended.rank) and not ended.is_planned:
             self._repeat(ended.rank)
+
+    def _is_revived(self, ended: Ended) -> bool:
+        """Whether a worker that has died comes back. It does not where the run is over or where
+        nobody is left who could give it a model; and where too few are left, the run ends."""
+        launch, rank = self._launch, ended.rank
+        if launch.elastic is None and launch.attach is None:
+            return False
+        alive = [one for one in self._processes if one.poll() is None]
+        if any(end.status == 0 for end in self.ended):
+            self._revivals.clear()
+            return False
+        if not alive and not self._meeting.has_others():
+            self._revivals.clear()
+            return False
+        if any(fault.worker == rank for fault in launch.faults.of("return")):
+            return True  # at its own time
+        if self._revivals.ended(rank, ended.after_s - self._started[rank]):
+            return True
+        gone = {one.rank for one in self._processes if one.poll() is not None}
+        coming = len(self._revivals.ranks & gone)
+        if launch.attach is None and len(alive) + coming < self._revivals.least:
+            say(
+                f"fewer than {self._revivals.least} workers are left, and none of the others comes "
+                "back; the run ends"
+            )
+            self._ending.begin(1)
+        return False
 
     def _inject(self, process: Process, number: int) -> None:
         if process.poll() is None:
@@ -355,6 +383,10 @@ class Launcher:
         """Return the exit code. Say at the very end, where a user looks first, what went wrong."""
         if self._ending.status is not None:
             return self._ending.status
+        is_elastic = self._launch.elastic is not None or self._launch.attach is not None
+        # Deaths and errors on the way are what an elastic run is for; its end counts.
+        if is_elastic and any(end.status == 0 for end in self.ended):
+            return 0
         tolerates = self._launch.tolerates_deaths
         for death in (end for end in self.ended if end.status < 0 and not end.is_planned):
             accepted = "" if tolerates else "; with --tolerate-deaths that is no failure of the run"

@@ -35,6 +35,12 @@ class _Inbox:
     def lost(self, process: int) -> None:
         self.frames.put((process, b""))
 
+    def joined(self, process: int) -> None:
+        pass
+
+    def closed(self, process: int) -> None:
+        pass
+
 
 def exchange(transport: Transport) -> None:
     """Exchange values with the neighbours; raise an error if one is wrong or does not come."""

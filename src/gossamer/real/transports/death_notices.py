@@ -6,12 +6,13 @@ launchers notice both, and write them into the store that they share with the wo
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 from gossamer.errors import PeerLost
-from gossamer.real.transports.checked_values import number_from
+from gossamer.real.transports.checked_values import number_from, numbers_from
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.transport import StopToken
 
@@ -21,10 +22,14 @@ _FIRST = "deaths/first"
 _LOOK_S = 0.5
 
 
-def tell_dead(store: TcpStore, rank: int, how: str) -> None:
-    """A launcher says that one of the workers is dead."""
-    store.agree(f"dead/{rank}", how)
-    store.agree(_FIRST, str(rank))
+def tell_dead(store: TcpStore, rank: int, how: str, life: int = 0) -> None:
+    """A launcher says that this life of one of the workers has ended."""
+    if life == 0:
+        store.agree(f"dead/{rank}", how)
+        store.agree(_FIRST, str(rank))
+    number, mine = 0, f"{rank} {life} {secrets.randbits(40)}"
+    while store.agree(f"deaths/{number}", mine) != mine:
+        number += 1
     store.add(DEATHS, 1)
 
 
@@ -53,11 +58,15 @@ class DeathWatch:
     """A thread that reads which deaths the launchers have written into the store."""
 
     def __init__(
-        self, connect: Callable[[], TcpStore], peers: Iterable[int], died: Callable[[int], None]
-    ) -> None:
+        self, connect: Callable[[], TcpStore], peers: Iterable[int],
+        died: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
         """`connect` makes a connection of the thread's own, because an answer may never come."""
         self._connect = connect
-        self._peers = set(peers)
+        self._peers = frozenset(peers)
+        self._told: set[tuple[int, int]] = set()
+        """The ranks and lives that have been reported."""
+        self._next = 0
         self._died = died
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -87,8 +96,10 @@ class DeathWatch:
             return  # the store died with its host
 
     def _read(self, store: TcpStore) -> None:
-        for peer in sorted(self._peers):
-            if store.get(f"dead/{peer}") is not None:
-                self._peers.discard(peer)
+        while (line := store.get(key := f"deaths/{self._next}")) is not None:
+            self._next += 1
+            rank, life, *_ = numbers_from(key, line, " ")
+            if rank in self._peers and (rank, life) not in self._told:
+                self._told.add((rank, life))
                 if not self._is_over.is_set():
-                    self._died(peer)
+                    self._died(rank, life)

@@ -37,6 +37,8 @@ class LocalTransport:
     reduces_meanwhile = False
     rank = 0
     size = 1
+    life = 0
+    absent: frozenset[int] = frozenset()
     lost: frozenset[int] = frozenset()
     torn_updates = 0
 

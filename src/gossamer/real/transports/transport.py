@@ -74,7 +74,16 @@ class Listener(Protocol):
         ...
 
     def lost(self, process: int) -> None:
-        """A process has died. The transport says so once for each."""
+        """A process has died. The transport says so once for each life."""
+        ...
+
+    def joined(self, process: int) -> None:
+        """A process that was absent or dead has been connected to this one. It has still to say
+        when it takes part."""
+        ...
+
+    def closed(self, process: int) -> None:
+        """A process has closed its transport in good order."""
         ...
 
 
@@ -101,6 +110,11 @@ class Transport(Protocol):
     name: str
     rank: int
     size: int
+    absent: frozenset[int]
+    """The processes that do not begin together with this one. For a process that comes during the
+    run these are all others."""
+    life: int
+    """How often this process has come to the run before: 0 at the beginning of the run."""
 
     @property
     def store(self) -> Store: ...

@@ -128,6 +128,12 @@ class FrameRecorder:
         self.reports.append(process)
         self.lost_at[process] = time.monotonic()
 
+    def joined(self, process: int) -> None:
+        pass
+
+    def closed(self, process: int) -> None:
+        pass
+
     def take(self, source: int) -> bytes:
         """Return the next frame of that process."""
         with self._changed:

@@ -50,6 +50,8 @@ class MpiTransport:
 
     name = "mpi"
     reduces_meanwhile = False
+    life = 0
+    absent: frozenset[int] = frozenset()
     torn_updates = 0
 
     def __init__(self, *, mapped: bool | None = None) -> None:

@@ -11,7 +11,7 @@ processes share.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,7 +47,7 @@ class SharedMemoryAllReduce:
     """The all-reduces of one process."""
 
     def __init__(
-        self, rank: int, boards: Mapping[int, Board], memory: FreeList, control: Control,
+        self, rank: int, boards: dict[int, Board], memory: FreeList, control: Control,
         stop: StopToken, arenas: GpuArenas | None = None,
     ) -> None:  # fmt: skip
         self._rank = rank
@@ -188,6 +188,12 @@ class SharedMemoryAllReduce:
             return self._contributions.are_complete(own)
         finally:
             own.finishing.release()
+
+    def renew(self, process: int, board: Board) -> None:
+        """A process has come back with other memory."""
+        with self._lock:
+            self._boards[process] = board
+            self._cuts.clear()
 
     def _note_what_was_read(self) -> None:
         if self._arenas is not None:

@@ -12,12 +12,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Protocol
 
 from gossamer.real.transports.buffers import joined_bytes
 from gossamer.real.transports.shm.large_frames import LARGE_BYTES, LargeFrameSender
-from gossamer.real.transports.shm.memory import DEAD, Control
+from gossamer.real.transports.shm.memory import CLOSED, DEAD, OPEN, Control
 from gossamer.real.transports.shm.rings import LENGTH_BYTES, NOTICE, RingReader, RingWriter
 from gossamer.real.transports.transport import Listener, Part, Parts, Stopped, StopToken
 
@@ -104,6 +105,14 @@ class _Outgoing:
             self._is_dropped = True
             self._backlog.clear()
 
+    def begin_again(self, ring: RingWriter, released: memoryview) -> None:
+        """The receiver has come back."""
+        with self._lock:
+            self._ring = ring
+            self._large_frames.begin_again(self._to, released)
+            self._backlog.clear()
+            self._is_dropped = False
+
 
 class FrameSender:
     """The rings to all other processes, and the thread that waits for room in them."""
@@ -129,6 +138,9 @@ class FrameSender:
 
     def drop(self, to: int) -> None:
         self._outgoing[to].drop()
+
+    def begin_again(self, to: int, ring: RingWriter, released: memoryview) -> None:
+        self._outgoing[to].begin_again(ring, released)
 
     def close(self) -> None:
         """Write what has been sent, as long as its receivers exist, and end the thread."""
@@ -172,21 +184,46 @@ class FrameSender:
                 self._work.wait()
 
 
+class Connections(Protocol):
+    """What the receiving thread does about processes that go and come."""
+
+    def drop(self, process: int) -> None:
+        """It is gone, and reads nothing that is sent to it."""
+        ...
+
+    def greet(self, process: int) -> RingReader | None:
+        """A process has opened its memory: use that from now on, and tell it so. None if it is gone
+        again."""
+        ...
+
+    def has_greeted(self, process: int) -> bool:
+        """Whether it uses our memory."""
+        ...
+
+    def connect(self, process: int) -> None:
+        """Both use the memory of each other: frames may be sent."""
+        ...
+
+
 class FrameReceiver:
     """The thread that receives all frames. It holds no lock while it calls the listener."""
 
     def __init__(
         self, rank: int, rings: Mapping[int, RingReader], control: Control, listener: Listener,
-        stop: StopToken, drop: Callable[[int], None],
+        stop: StopToken, connections: Connections, absent: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        self.lost: frozenset[int] = frozenset()
+        self.lost = absent
         self._rank = rank
-        self._rings = rings
+        self._rings = dict(rings)
+        self._greeted: dict[int, int] = {}
+        """By process to which this one is connected or connects: in which of its lives."""
+        self._greeted |= {source: 0 for source in rings if source not in absent}
+        self._closed: set[int] = set()
         self._control = control
         self._bell = control.frames[rank]
         self._listener = listener
         self._stop = stop
-        self._drop = drop
+        self._connections = connections
         self._to_self: deque[memoryview] = deque()
         self._is_closing = False
         self._launcher = os.getppid()
@@ -226,19 +263,44 @@ class FrameReceiver:
     def _deliver(self) -> bool:
         """Give arrived frames to the listener; return whether there were any."""
         came = False
-        for source, ring in self._rings.items():
+        for source in self._rings:
             if source in self.lost:
+                came |= self._is_back(source)
                 continue
             # The state is read before the ring, so that a dead process has written everything.
-            is_dead = self._control.state(source) == DEAD
-            for frame in islice(ring.frames(), None if is_dead else _AT_ONCE):
+            state = self._control.state(source)
+            is_dead = state == DEAD or self._control.life(source) != self._greeted[source]
+            most = None if is_dead or state == CLOSED else _AT_ONCE
+            for frame in islice(self._rings[source].frames(), most):
                 came = True
                 self._listener.frame(source, frame)
             if is_dead:
+                del self._greeted[source]
                 self.lost |= {source}
-                self._drop(source)
+                self._connections.drop(source)
                 self._listener.lost(source)
+            elif state == CLOSED and source not in self._closed:
+                self._closed.add(source)
+                self._listener.closed(source)
         for _ in range(len(self._to_self)):
             came = True
             self._listener.frame(self._rank, self._to_self.popleft())
         return came
+
+    def _is_back(self, source: int) -> bool:
+        """Connect to a process that has come during the run, or before this one. Each of the two
+        greets the other, and sends once it is greeted."""
+        life = self._control.life(source)
+        if self._control.state(source) != OPEN:
+            return False
+        if self._greeted.get(source) != life:
+            reader = self._connections.greet(source)
+            if reader is None:
+                return False
+            self._rings[source], self._greeted[source] = reader, life
+        if not self._connections.has_greeted(source):
+            return False
+        self._connections.connect(source)
+        self.lost -= {source}
+        self._listener.joined(source)
+        return True

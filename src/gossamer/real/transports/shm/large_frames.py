@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,10 +34,12 @@ class LargeFrameSender:
         self,
         memory: SharedMemory,
         free: FreeList,
-        released: Mapping[int, memoryview],
+        released: dict[int, memoryview],
         control: Control,
+        first: int = 0,
     ) -> None:
-        """`released` holds the words of each receiver: the frame that it released last, by slot."""
+        """`released` holds the words of each receiver: the frame that it released last, by slot.
+        Frames are numbered from `first` on, so that those of two lives of a process differ."""
         self._memory = memory
         self._free = free
         self._released = released
@@ -46,7 +48,7 @@ class LargeFrameSender:
         self._slots = {to: list(range(LARGE_FRAMES)) for to in released}
         self._sent: dict[tuple[int, int], tuple[int, int]] = {}
         """By receiver and slot: the number and the place of the frame."""
-        self._number = 0
+        self._number = first
 
     def pack(self, to: int, parts: Sequence[Part], length: int) -> bytes | None:
         """Store a frame and return the notice of it, or None if there is no place."""
@@ -63,6 +65,16 @@ class LargeFrameSender:
         target = np.frombuffer(self._memory.region(offset, length), dtype=np.uint8)
         copy_parts(parts, target)
         return _NOTICE.pack(slot, number, offset, length)
+
+    def begin_again(self, to: int, released: memoryview) -> None:
+        """A receiver has come back: it will read nothing of what was sent to its earlier life."""
+        with self._lock:
+            for place, (_, offset) in list(self._sent.items()):
+                if place[0] == to:
+                    del self._sent[place]
+                    self._free.give_back(offset)
+            self._slots[to] = list(range(LARGE_FRAMES))
+            self._released[to] = released
 
     def _reclaim(self) -> None:
         for (to, slot), (number, offset) in list(self._sent.items()):

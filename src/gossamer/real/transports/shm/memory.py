@@ -4,8 +4,10 @@ The launcher makes the memory without a name and passes it on as open files. So 
 anything behind, not even the launcher's own. One file holds the control words of all processes.
 Each process has another file, with its rings, windows, contributions and large frames.
 Each control word has one writer at a time: a process writes its own state, and the launcher writes
-the states of dead processes. Under other launchers process 0 makes the memory (`one_host`), and
-every process that learns of a death writes the state of the dead one; all write the same.
+the states of dead processes. A process that comes back begins another life in another file, whose
+number the launcher writes down; the others open it through the launcher's table of files. Under
+other launchers process 0 makes the memory (`one_host`), and every process that learns of a death
+writes the state of the dead one; all write the same.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ FRESH, OPEN, CLOSED, DEAD = range(4)
 """The states of a process."""
 _NAME = "gossamer"
 _WORDS_PER_PROCESS = 4 * CACHE_LINE // 8
+_STATE, _OUT_OF_SUMS, _LIFE, _FILE, _HOLDER = range(5)
+"""The first words of a process."""
 _LAUNCHER = 1023
 _REDUCTION_MIN_BYTES = 1 << 30
 _REDUCTIONS = 16
@@ -68,7 +72,31 @@ class Control:
         self.frames, self.room, self.reductions = bells(1), bells(2), bells(3)
 
     def state(self, process: int) -> int:
-        return self._states[process * _WORDS_PER_PROCESS]
+        return self._word(process, _STATE)
+
+    def _word(self, process: int, number: int) -> int:
+        return self._states[process * _WORDS_PER_PROCESS + number]
+
+    def life(self, process: int) -> int:
+        """How often the process has come back."""
+        return self._word(process, _LIFE)
+
+    def file_of(self, process: int) -> str:
+        """The file of a process, in the table of the launcher that holds it."""
+        return f"/proc/{self._word(process, _HOLDER)}/fd/{self._word(process, _FILE)}"
+
+    def set_file(self, process: int, file: int) -> None:
+        """This process holds the memory of a process in this file."""
+        self._states[process * _WORDS_PER_PROCESS + _FILE] = file
+        self._states[process * _WORDS_PER_PROCESS + _HOLDER] = os.getpid()
+
+    def begin_life(self, process: int, life: int, file: int) -> None:
+        """A process is about to come, for the first time or back. It is in no sum yet."""
+        at = process * _WORDS_PER_PROCESS
+        self._states[at + _OUT_OF_SUMS] = 1
+        self.set_file(process, file)
+        self._states[at + _LIFE] = life
+        self.set_state(process, FRESH)
 
     def set_state(self, process: int, state: int) -> None:
         """Set the state of a process, and wake all threads that may wait for it."""
@@ -79,17 +107,17 @@ class Control:
 
     def is_gone(self, process: int) -> bool:
         """Whether the process is dead or has closed its transport, so that it does nothing more."""
-        return self._states[process * _WORDS_PER_PROCESS] >= CLOSED
+        return self._word(process, _STATE) >= CLOSED
 
     def leave_sums(self, process: int) -> None:
         """The process contributes to no further sum; it may still read those that it has begun."""
         fence()  # a process that sees the word also sees all contributions
-        self._states[process * _WORDS_PER_PROCESS + 1] = 1
+        self._states[process * _WORDS_PER_PROCESS + _OUT_OF_SUMS] = 1
         for bell in self.reductions:
             bell.ring()
 
     def is_out_of_sums(self, process: int) -> bool:
-        return bool(self._states[process * _WORDS_PER_PROCESS + 1]) or self.is_gone(process)
+        return bool(self._word(process, _OUT_OF_SUMS)) or self.is_gone(process)
 
 
 def _control_bytes(size: int) -> int:
@@ -103,11 +131,22 @@ class Segments:
         self.fds = fds
         """The file of the control words, then one file for each process, in order of rank."""
         self._control = Control(fds[0], len(fds) - 1, _LAUNCHER)
+        for rank, file in enumerate(fds[1:]):
+            self._control.set_file(rank, file)
 
     def mark_dead(self, rank: int) -> None:
         """A process has ended. If it had not closed its transport, it counts as dead."""
         if self._control.state(rank) < CLOSED:
             self._control.set_state(rank, DEAD)
+
+    def renew(self, rank: int, life: int) -> None:
+        """Make empty memory for a process that comes during the run. Whoever has mapped that of its
+        earlier life keeps it."""
+        fresh = os.memfd_create(_NAME)
+        old = self.fds[rank + 1]
+        self.fds = (*self.fds[: rank + 1], fresh, *self.fds[rank + 2 :])
+        self._control.begin_life(rank, life, fresh)
+        os.close(old)
 
     def close(self) -> None:
         """Close the files; processes that still use the memory keep it."""
@@ -152,6 +191,8 @@ class MemoryLayout:
 
     windows: Mapping[int, WindowPlace]
     cells: int
+    greetings: int
+    """One word for each process: which life of it has made its connection to this process."""
     releases: int
     """One word for each slot of each sender: the large frame that this process released there."""
     reductions: int
@@ -169,6 +210,7 @@ class MemoryLayout:
 def lay_out(process: int, size: int, windows: Mapping[int, Window]) -> MemoryLayout:
     at = aligned(size * (RING_HEAD_BYTES + RING_BYTES), PAGE)
     cells, at = at, at + aligned(CELLS * CELL_FIELDS * 8, PAGE)
+    greetings, at = at, at + aligned(size * 8, PAGE)
     releases, at = at, at + aligned(size * LARGE_FRAMES * 8, PAGE)
     own = {end: windows[end] for end in sorted(windows) if windows[end].process == process}
     locks, at = at, at + aligned(LOCK_BYTES * len(own), PAGE)
@@ -180,7 +222,7 @@ def lay_out(process: int, size: int, windows: Mapping[int, Window]) -> MemoryLay
     frames = at + aligned(_REDUCTION_MIN_BYTES + _REDUCTIONS * largest, PAGE)
     # Two for each peer and some more. A frame for which there is no room goes through the ring.
     total = frames + aligned(_LARGE_FRAME_MIN_BYTES + 2 * (size + 2) * largest, PAGE)
-    return MemoryLayout(places, cells, releases, at, frames, total)
+    return MemoryLayout(places, cells, greetings, releases, at, frames, total)
 
 
 class TensorBlock:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.pending import Pending
+from gossamer.real.transports.beginning import ALL, Beginning
 from gossamer.real.transports.shm.all_reduce import SharedMemoryAllReduce
 from gossamer.real.transports.shm.contributions import Board
 from gossamer.real.transports.shm.frames import FrameReceiver, FrameSender
@@ -25,13 +26,13 @@ from gossamer.real.transports.shm.memory import (
     RING_HEAD_BYTES,
     Control,
     FreeList,
-    MemoryLayout,
     SharedMemory,
     is_segment,
     lay_out,
     window_bytes,
 )
 from gossamer.real.transports.shm.rings import RingReader, RingWriter
+from gossamer.real.transports.shm.system import fence
 from gossamer.real.transports.shm.windows import Windows
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Store, Window
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gossamer.real.transports.shm.gpu import Gpu
 
 _DONE = Pending.resolved("window", None)
+_LIFE_BITS = 32
 _VARIABLES = (
     "GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_FDS", "GOSSAMER_SECRET",
 )  # fmt: skip
@@ -51,10 +53,13 @@ class ShmTransport:
     name = "shm"
     reduces_meanwhile = False
 
-    def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
+    def __init__(
+        self, rank: int, size: int, files: Sequence[int], store: Store, beginning: Beginning = ALL
+    ) -> None:
         """`files` are `Segments.fds`. The transport owns them from now on."""
         self.rank = rank
         self.size = size
+        self.absent, self.life = beginning.absent(rank, size), beginning.life
         self.store = store
         self._files = list(files)
         self._control = Control(files[0], size, rank)
@@ -87,7 +92,8 @@ class ShmTransport:
             )
         for file in fds:
             os.set_inheritable(file, False)
-        return cls(int(rank), int(size), fds, TcpStore.connect(host, int(port)))
+        here = Beginning.from_environment()
+        return cls(int(rank), int(size), fds, TcpStore.connect(host, int(port)), here)
 
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
@@ -101,6 +107,7 @@ class ShmTransport:
             # Every process sizes all files: the sizes agree, and a process may die before it does.
             os.ftruncate(files[process], layout.total)
             memories[process] = SharedMemory(files[process], layout.total)
+        self._memories, self._layouts = memories, layouts
         self._windows = Windows(memories, layouts, stop)
         self._windows.initialise(initial)
         boards = {process: Board(memories[process], layouts[process]) for process in everybody}
@@ -112,10 +119,11 @@ class ShmTransport:
             largest = max(window_bytes(window) for window in windows.values())
             arenas = GpuArenas(rank, boards, control, self.store, gpu, largest)
         self._all_reduce = SharedMemoryAllReduce(rank, boards, free, control, stop, arenas)
-        self._connect(memories, layouts, listener, stop)
+        self._make_rings(listener, stop)
         self._close_files()
         control.set_state(rank, OPEN)
-        self._wait_for_others(stop)
+        if not self.life:
+            self._wait_for_others(stop)
         if gpu is not None:
             from gossamer.real.transports.shm.gpu import share_windows
 
@@ -123,30 +131,73 @@ class ShmTransport:
         self._receiver.start()
         self._is_open = True
 
-    def _connect(
-        self, memories: Mapping[int, SharedMemory], layouts: Mapping[int, MemoryLayout],
-        listener: Listener, stop: StopToken,
-    ) -> None:  # fmt: skip
+    def _make_rings(self, listener: Listener, stop: StopToken) -> None:
         """Make the rings for frames to every other process and from it."""
-        rank, control = self.rank, self._control
-
-        def ring(source: int, to: int) -> memoryview:
-            return memories[to].region(layouts[to].ring(source), RING_HEAD_BYTES + RING_BYTES)
-
-        def released(source: int, by: int) -> memoryview:
-            return memories[by].words(layouts[by].released(source), LARGE_FRAMES)
-
+        rank, control, memory = self.rank, self._control, self._memories[self.rank]
+        layout = self._layouts[rank]
         others = [process for process in range(self.size) if process != rank]
-        free = FreeList(layouts[rank].large_frames, layouts[rank].total)
-        released_by = {to: released(rank, to) for to in others}
-        large_frames = LargeFrameSender(memories[rank], free, released_by, control)
-        writers = {to: RingWriter(ring(rank, to)) for to in others}
+        free = FreeList(layout.large_frames, layout.total)
+        released_by = {to: self._released(rank, to) for to in others}
+        first = self.life << _LIFE_BITS
+        large_frames = LargeFrameSender(memory, free, released_by, control, first)
+        writers = {to: RingWriter(self._ring(rank, to)) for to in others}
         self._sender = FrameSender(rank, writers, large_frames, control, stop)
-        readers: dict[int, RingReader] = {}
-        for source in others:
-            large = LargeFrameReceiver(memories[source], released(source, rank))
-            readers[source] = RingReader(ring(source, rank), control.room[source], large.open)
-        self._receiver = FrameReceiver(rank, readers, control, listener, stop, self._sender.drop)
+        for process in self.absent:
+            self._sender.drop(process)
+        readers = {source: self._reader(source) for source in others}
+        self._receiver = FrameReceiver(
+            rank, readers, control, listener, stop, self, self.absent
+        )  # fmt: skip
+
+    def _ring(self, source: int, to: int) -> memoryview:
+        place = self._layouts[to].ring(source)
+        return self._memories[to].region(place, RING_HEAD_BYTES + RING_BYTES)
+
+    def _released(self, source: int, by: int) -> memoryview:
+        return self._memories[by].words(self._layouts[by].released(source), LARGE_FRAMES)
+
+    def _reader(self, source: int) -> RingReader:
+        large = LargeFrameReceiver(self._memories[source], self._released(source, self.rank))
+        return RingReader(self._ring(source, self.rank), self._control.room[source], large.open)
+
+    # --- called by the receiving thread
+
+    def drop(self, process: int) -> None:
+        self._sender.drop(process)
+
+    def greet(self, process: int) -> RingReader | None:
+        rank, layout = self.rank, self._layouts[process]
+        try:
+            memory = self._memories[process] = self._memory_of(process)
+        except OSError:
+            return None
+        self._windows.take(memory, layout)
+        self._all_reduce.renew(process, Board(memory, layout))
+        released = self._released(process, rank)
+        for slot in range(LARGE_FRAMES):
+            released[slot] = 0
+        reader = self._reader(process)
+        reader.skip_all()
+        fence()  # a process that is greeted finds the ring as it is now
+        memory.words(layout.greetings, self.size)[rank] = self.life + 1
+        self._control.frames[process].ring()
+        return reader
+
+    def has_greeted(self, process: int) -> bool:
+        words = self._memories[self.rank].words(self._layouts[self.rank].greetings, self.size)
+        return words[process] == self._control.life(process) + 1
+
+    def connect(self, process: int) -> None:
+        writer = RingWriter(self._ring(self.rank, process))
+        self._sender.begin_again(process, writer, self._released(self.rank, process))
+
+    def _memory_of(self, process: int) -> SharedMemory:
+        """The memory of the present life of a process, which the launcher holds."""
+        file = os.open(self._control.file_of(process), os.O_RDWR)
+        try:
+            return SharedMemory(file, self._layouts[process].total)
+        finally:
+            os.close(file)
 
     def _wait_for_others(self, stop: StopToken) -> None:
         bell = self._control.reductions[self.rank]

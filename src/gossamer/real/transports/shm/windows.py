@@ -68,11 +68,15 @@ class Windows:
         self, memories: Mapping[int, SharedMemory], layouts: Mapping[int, MemoryLayout],
         stop: StopToken,
     ) -> None:  # fmt: skip
-        self.shared = {
-            end: SharedWindow(memories[process], place, stop)
-            for process, layout in layouts.items()
-            for end, place in layout.windows.items()
-        }
+        self._stop = stop
+        self.shared: dict[int, SharedWindow] = {}
+        for process, memory in memories.items():
+            self.take(memory, layouts[process])
+
+    def take(self, memory: SharedMemory, layout: MemoryLayout) -> None:
+        """Use the windows of a process in this memory from now on."""
+        for end, place in layout.windows.items():
+            self.shared[end] = SharedWindow(memory, place, self._stop)
 
     @property
     def torn_updates(self) -> int:

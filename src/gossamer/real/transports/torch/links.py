@@ -76,10 +76,14 @@ class Link:
 
     def __init__(
         self, outgoing: Any, incoming: Any, peer: int, receivers: Mapping[int, Receiver],
-        frame: Callable[[int, memoryview], None], ended: Callable[[int, bool, int], None],
+        frame: Callable[[int, memoryview], None], ended: Callable[[int, int, bool, int], None],
+        at: int | None = None, life: int = 0,
     ) -> None:  # fmt: skip
-        """`receivers` are found by the kind of a message."""
+        """`receivers` are found by the kind of a message. Gloo knows the peer by the number `at`,
+        if that is another than its rank; `life` is the life of the peer that is linked."""
         self.peer = peer
+        self.life = life
+        self._at = peer if at is None else at
         self._outgoing = outgoing
         self._incoming = incoming
         self._receivers = receivers
@@ -178,7 +182,7 @@ class Link:
         if self._error is not None:
             raise self._error
         try:
-            sent.append((self._outgoing.send([content], self.peer, tag), content))
+            sent.append((self._outgoing.send([content], self._at, tag), content))
         except RuntimeError:
             self._error = PeerLost(self.peer, "its connection broke")
             raise self._error from None
@@ -226,7 +230,7 @@ class Link:
 
     def _await(self, target: Tensor, tag: int) -> Any:
         try:
-            return self._incoming.recv([target], self.peer, tag)
+            return self._incoming.recv([target], self._at, tag)
         except RuntimeError as error:
             raise _Broken from error
 
@@ -344,7 +348,7 @@ class Link:
         reason = "its connection broke" if is_lost else "it has left"
         if self._error is None:
             self._error = PeerLost(self.peer, reason)
-        self._ended(self.peer, is_lost, epoch)
+        self._ended(self.peer, self.life, is_lost, epoch)
 
 
 class LinkStream:
@@ -369,9 +373,10 @@ class Links:
 
     def __init__(
         self, rank: int, size: int, frame: Callable[[int, memoryview], None],
-        ended: Callable[[int, bool, int], None],
+        ended: Callable[[int, int, bool, int], None],
     ) -> None:  # fmt: skip
-        """`ended` is told which peer's link has ended, whether it is lost, and its last epoch."""
+        """`ended` is told which peer's link has ended, that of which life, whether it is lost, and
+        its last epoch."""
         self.rank = rank
         self.size = size
         self.peers = [peer for peer in range(size) if peer != rank]
@@ -383,24 +388,40 @@ class Links:
     def __getitem__(self, peer: int) -> Link:
         return self._links[peer]
 
-    def open(self, lanes: Lanes, receivers: Sequence[tuple[range, Receiver]]) -> None:
-        """Messages come in from now on; each receiver gets the kinds of its range."""
-        by_kind = {kind: receiver for kinds, receiver in receivers for kind in kinds}
-        for peer in self.peers:
-            outgoing, incoming = lanes.towards(self.rank, peer), lanes.towards(peer, self.rank)
-            self._links[peer] = Link(outgoing, incoming, peer, by_kind, self._frame, self._ended)
+    def open(self, lanes: Lanes | None, receivers: Sequence[tuple[range, Receiver]]) -> None:
+        """Messages come in from now on; each receiver gets the kinds of its range. Without lanes no
+        peer is there yet."""
+        self._by_kind = {kind: receiver for kinds, receiver in receivers for kind in kinds}
+        for number, peer in enumerate([] if lanes is None else lanes.ranks):
+            if peer != self.rank and lanes is not None:
+                self._links[peer] = self._link(lanes, peer, number, 0)
         threading.Thread(
             target=self._deliver_to_self, name="gossamer delivers to itself", daemon=True
         ).start()
         for link in self._links.values():
             link.start()
 
+    def _link(self, lanes: Lanes, peer: int, at: int, life: int) -> Link:
+        outgoing, incoming = lanes.towards(self.rank, peer), lanes.towards(peer, self.rank)
+        return Link(
+            outgoing, incoming, peer, self._by_kind, self._frame, self._ended, at, life
+        )  # fmt: skip
+
+    def add(self, lanes: Lanes, peer: int, life: int) -> Link:
+        """A peer has come during the run. Its link is to be started."""
+        link = self._links[peer] = self._link(lanes, peer, lanes.ranks.index(peer), life)
+        return link
+
+    def get(self, peer: int) -> Link | None:
+        return self._links.get(peer)
+
     def close(self, epoch: int, seconds: float) -> None:
         """Tell all peers that this process leaves, and wait so long for their answers."""
-        for link in self._links.values():
+        links = list(self._links.values())
+        for link in links:
             link.leave(epoch)
         limit = time.monotonic() + seconds
-        for link in self._links.values():
+        for link in links:
             link.join(max(0.0, limit - time.monotonic()))
         self._to_self.put(None)
 
@@ -412,8 +433,10 @@ class Links:
     def send(self, to: int, parts: Parts) -> None:
         if to == self.rank:
             self._to_self.put(b"".join(parts))
+        elif (link := self._links.get(to)) is None:
+            raise PeerLost(to, "it has not come yet")
         else:
-            self._links[to].send(parts)
+            link.send(parts)
 
     def _deliver_to_self(self) -> None:
         while (frame := self._to_self.get()) is not None:

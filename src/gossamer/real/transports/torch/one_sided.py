@@ -70,6 +70,8 @@ class OneSidedByMessages:
             return pending
         there = self._windows[end]
         target = take_elements(there.numel, there.dtype)
+        if self._links.get(there.process) is None:
+            return Pending.failed("read", PeerLost(end, "it has not come yet"), end)
         number = self._ask(_OneSidedRequest(there.process, pending, target))
         try:
             room = self._links[there.process].expect(raw(target))
@@ -128,6 +130,13 @@ class OneSidedByMessages:
         for number, request in list(self._requests.items()):
             if request.peer == process:
                 self._give_up(number, error)
+
+    def returned(self, process: int) -> None:
+        """Another life of that process answers again."""
+        self._gone.pop(process, None)
+        for source, number in list(self._answers):
+            if source == process:
+                del self._answers[source, number]
 
     # --- receiving
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,14 +50,15 @@ class MessageAllReduce:
     """The means to which this process contributes."""
 
     def __init__(
-        self, links: Links, log: DepartureLog, stop: StopToken, nccl: NcclMeans | None = None
-    ) -> None:
+        self, links: Links, log: DepartureLog, stop: StopToken, nccl: NcclMeans | None = None,
+        absent: Iterable[int] = (),
+    ) -> None:  # fmt: skip
         self._links = links
         self._log = log
         self._stop = stop
         self._nccl = nccl
         self._lock = threading.RLock()
-        self._state = ReduceState(links.rank, links.size)
+        self._state = ReduceState(links.rank, links.size, absent)
 
     def start(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         """Replace the tensors by their mean; see `Transport.all_reduce`."""

@@ -28,7 +28,7 @@ departures is an epoch. An attempt is named by the epoch that made it necessary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -67,7 +67,7 @@ def contributors_of(
     """
     present, left, changed = set(members), set[int](), 0
     for epoch, departure in enumerate(departures, start=1):
-        if departure.process not in present:
+        if departure.process not in present or departure.is_arrival:
             continue
         if not departure.is_dead and departure.finished.get(str(key), 0) > number:
             left.add(departure.process)
@@ -258,9 +258,10 @@ class MeanGroup:
 class ReduceState:
     """All means of one process. One thread at a time may use it."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, absent: Iterable[int] = ()) -> None:
+        """Those that are absent take part in no mean, also if they come later."""
         self._rank = rank
-        self._size = size
+        self._beginners = sorted(frozenset(range(size)) - frozenset(absent))
         self._groups: dict[int, MeanGroup] = {}
         self._departures: list[Departure] = []
         self._told: dict[int, tuple[int, Finished]] = {}
@@ -271,8 +272,8 @@ class ReduceState:
 
     @property
     def alive(self) -> list[int]:
-        gone = {departure.process for departure in self._departures}
-        return [process for process in range(self._size) if process not in gone]
+        gone = {line.process for line in self._departures if not line.is_arrival}
+        return [process for process in self._beginners if process not in gone]
 
     def head(self, mean: Mean, attempt: Attempt, room: int = 0) -> Head:
         return Head(mean.group.key, mean.number, attempt.epoch, mean.group.low, room)
@@ -354,6 +355,8 @@ class ReduceState:
         others if the survivors have to settle first which of them has finished what."""
         self._departures.append(departure)
         again: list[Mean] = []
+        if departure.is_arrival or departure.process not in self._beginners:
+            return again, None
         for group in self._groups.values():
             for mean in group.open.values():
                 if mean.attempt is not None and self._renew(mean):

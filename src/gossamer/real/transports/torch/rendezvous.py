@@ -11,8 +11,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -27,6 +27,7 @@ from torch.distributed import (  # public by its documentation, though not by it
 )
 
 from gossamer.errors import ConfigurationError, Error, Late
+from gossamer.real.transports.beginning import ALL, Beginning
 from gossamer.real.transports.secret import NONCE, PROOF, is_proof, own_secret, proof
 from gossamer.real.transports.slurm import slurm_address, slurm_name
 from gossamer.real.transports.store import OwnStore, TcpStore
@@ -55,6 +56,8 @@ class Meeting:
     """How many processes are on this host, including this one, as far as the launcher says."""
     secret: bytes | None = field(default=None, repr=False)
     """The secret that our own launcher's store and all workers demand; others have none."""
+    beginning: Beginning = ALL
+    """Who begins the run together, where others may come later."""
 
     @staticmethod
     def from_environment(variables: Mapping[str, str] | None = None) -> Meeting:
@@ -66,6 +69,7 @@ class Meeting:
             return Meeting(
                 rank, size, host.strip("[]"), int(port), has_notices=True,
                 neighbours=_number(found, "GOSSAMER_LOCAL_SIZE", "1"), secret=own_secret(found),
+                beginning=Beginning.from_environment(found),
             )  # fmt: skip
         rank, size, port = (_number(found, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         # After a failure torchrun starts workers again, with the same store.
@@ -108,8 +112,8 @@ class Meeting:
     def enter(self, engine: Store) -> TcpStore:
         """Return the store of this run. Refuse a store that a worker of another run has used."""
         store = self.store(engine)
-        own = _name(os.getpid())
-        if store.agree(f"came/{self.rank}", own) != own:
+        own, life = _name(os.getpid()), self.beginning.life
+        if store.agree(f"came/{self.rank}{f'/{life}' if life else ''}", own) != own:
             raise ConfigurationError(
                 f"another process has come to {self.host}:{self.port} as worker {self.rank} "
                 "before; start each worker once, and give each run a MASTER_PORT of its own"
@@ -146,6 +150,8 @@ class Lanes:
     upwards: ProcessGroupGloo
     """The connections for messages to processes of higher rank."""
     downwards: ProcessGroupGloo
+    ranks: Sequence[int]
+    """The processes that are connected, in the order of their numbers in Gloo."""
     store: Store
     """Kept alive here, because the groups keep only the C++ side of a store alive."""
 
@@ -154,10 +160,24 @@ class Lanes:
 
 
 def make_lanes(meeting: Meeting, engine: Store) -> Lanes:
-    """Make the connections. All processes call this, and wait here for each other."""
+    """Connect all that begin together. All of them call this, and wait here for each other."""
+    absent = meeting.beginning.absent(meeting.rank, meeting.size)
+    return _lanes(meeting, engine, [r for r in range(meeting.size) if r not in absent])
+
+
+def lanes_of_two(meeting: Meeting, engine: Store, lives: Mapping[int, int]) -> Lanes:
+    """Connect this process with another, by their ranks and lives; both call this. One of them has
+    come during the run."""
+    ranks = sorted(lives)
+    pair = "-".join(f"{rank}.{lives[rank]}" for rank in ranks)
+    return _lanes(replace(meeting, prefix=f"{meeting.prefix}/pair/{pair}"), engine, ranks)
+
+
+def _lanes(meeting: Meeting, engine: Store, ranks: Sequence[int]) -> Lanes:
     device = _device(meeting.host, meeting.port)  # one Gloo thread serves both groups
-    up, down = (_make_group(meeting, engine, way, device) for way in ("up", "down"))
-    return Lanes(up, down, engine)
+    known = replace(meeting, rank=ranks.index(meeting.rank), size=len(ranks))
+    up, down = (_make_group(known, engine, way, device) for way in ("up", "down"))
+    return Lanes(up, down, tuple(ranks), engine)
 
 
 class Unproved(RuntimeError):

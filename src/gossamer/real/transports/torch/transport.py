@@ -17,17 +17,20 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from gossamer.errors import PeerLost
+from gossamer.membership import MemberState
 from gossamer.pending import Pending
 from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.death_notices import DeathWatch, StartupCheck
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.torch import one_sided, reduce
 from gossamer.real.transports.torch.departures import Departure, DepartureLog
+from gossamer.real.transports.torch.late_connections import LateConnections
 from gossamer.real.transports.torch.links import Links
 from gossamer.real.transports.torch.nccl import NcclMeans
 from gossamer.real.transports.torch.one_sided import OneSidedByMessages
@@ -41,7 +44,7 @@ from gossamer.real.transports.torch.reduction_choice import (
     tell_all,
     wait_for,
 )
-from gossamer.real.transports.torch.rendezvous import Meeting, meet
+from gossamer.real.transports.torch.rendezvous import Lanes, Meeting, meet
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 
 if TYPE_CHECKING:
@@ -60,6 +63,12 @@ class TorchTransport:
         check_reduction(reduction)
         self.rank = meeting.rank
         self.size = meeting.size
+        beginning = meeting.beginning
+        self.absent = beginning.absent(meeting.rank, meeting.size)
+        self.life = beginning.life
+        self._lost = self.absent
+        self._joining = threading.Lock()
+        self._late: LateConnections | None = None
         self._meeting = meeting
         self._engine = meeting.connect()
         self.store: TcpStore = meeting.enter(self._engine)
@@ -85,23 +94,30 @@ class TorchTransport:
         notices = TcpStore(self._engine) if self._meeting.has_notices else None
         check = StartupCheck(stop, notices).check
         place = ReductionPlace(own_gpu(device), self._meeting.neighbours)
-        chosen = agree_on_reduction(
+        beginning = self._meeting.beginning
+        # Who comes later has no part in memory or groups that were shared at the beginning.
+        chosen = "messages" if beginning.is_elastic else agree_on_reduction(
             self._reduction_name, place, self.rank, self.size, self.store, check
-        )
+        )  # fmt: skip
         if chosen == "shared":
             self._shared = self._share_memory(windows, check)
         nccl = NcclMeans(self._meeting, device) if chosen == "nccl" else None
         self._links = Links(self.rank, self.size, self._frame, self._ended)
-        self._log = DepartureLog(self.store, self._learn, self.size, stop)
+        began_absent = replace(beginning, life=0).absent(-1, self.size)
+        self._log = DepartureLog(self.store, self._learn, self.size, stop, began_absent)
+        if beginning.is_elastic:
+            self._late = LateConnections(self._meeting, self._log, self._connected)
         self._one_sided = OneSidedByMessages(self._links, windows, initial)
-        self._reduction = MessageAllReduce(self._links, self._log, stop, nccl)
-        lanes = meet(self._meeting, check)
+        self._reduction = MessageAllReduce(self._links, self._log, stop, nccl, self.absent)
+        lanes = None if self.life else meet(self._meeting, check)
         self._links.open(
             lanes, [(one_sided.KINDS, self._one_sided), (reduce.KINDS, self._reduction)]
         )
         self._notices = DeathWatch(
             lambda: TcpStore(self._meeting.connect_again()), self._links.peers, self._noticed
         )
+        if self._late is not None:
+            self._late.start()
         if self._meeting.has_notices:
             self._notices.start()
         self._is_open = True
@@ -113,7 +129,7 @@ class TorchTransport:
 
     @property
     def lost(self) -> frozenset[int]:
-        return self._log.members.dead
+        return self._lost
 
     def send(self, to: int, parts: Parts) -> None:
         self._links.send(to, parts)
@@ -173,6 +189,8 @@ class TorchTransport:
         if not self._is_open:
             return
         self._notices.stop()
+        if self._late is not None:
+            self._late.stop()
         if self._shared is not None:
             self._shared.close()
         if is_dead:
@@ -189,37 +207,65 @@ class TorchTransport:
     # --- called by the links' threads
 
     def _frame(self, source: int, data: memoryview) -> None:
-        if source not in self.lost:
+        if source not in self._lost:
             self._listener.frame(source, data)
 
-    def _ended(self, peer: int, is_lost: bool, epoch: int) -> None:
+    def _ended(self, peer: int, life: int, is_lost: bool, epoch: int) -> None:
         if self._is_closed:
             return
         if is_lost:
-            self._log.died(peer)
+            self._log.died(peer, life)
         else:
-            self._log.left(peer, epoch)
+            self._log.left(peer, epoch, life)
 
-    def _noticed(self, peer: int) -> None:
+    def _noticed(self, peer: int, life: int) -> None:
         """A launcher says that a process died, whose connection may be open or properly closed."""
-        if self._log.noticed(peer):
-            self._listener.lost(peer)
+        if self._log.noticed(peer, life):
+            self._lose(peer)
+
+    def _connected(self, peer: int, life: int, lanes: Lanes) -> None:
+        """A process that has come during the run, or was there before, is connected now."""
+        members = self._log.members
+        with self._joining:
+            if members.life_of(peer) != life or members.state_of(peer) is MemberState.DEAD:
+                return
+            link = self._links.add(lanes, peer, life)
+            self._one_sided.returned(peer)
+            self._lost -= {peer}
+            self._listener.joined(peer)
+        link.start()
+
+    def _lose(self, process: int) -> None:
+        with self._joining:
+            is_news = process not in self._lost
+            self._lost |= {process}
+        if is_news:
+            self._listener.lost(process)
 
     def _learn(self, epoch: int, departure: Departure) -> None:
-        """Apply a line of the log of departures. Every process does this in the same order."""
+        """Apply a line of the log. Every process does this in the same order."""
         process = departure.process
+        if self._late is not None:
+            self._late.learn(departure)
+        if departure.is_arrival:
+            self._reduction.depart(epoch, departure)
+            return
         if self._shared is not None and not departure.is_from_sums:
             self._shared.lost(process)
         if process == self.rank or departure.is_from_sums:
             self._reduction.depart(epoch, departure)
             return
         error = PeerLost(process, "it died" if departure.is_dead else "it has left")
-        if departure.is_dead:
-            self._links[process].give_up(error)
-        self._one_sided.lost(process, error)
+        link = self._links.get(process)
+        if link is not None and link.life == departure.life:
+            if departure.is_dead:
+                link.give_up(error)
+            self._one_sided.lost(process, error)
         self._reduction.depart(epoch, departure)
         if departure.is_dead:
-            self._listener.lost(process)
+            self._lose(process)
+        else:
+            self._listener.closed(process)
 
 
 def _end_if_there(reference: weakref.ref[TorchTransport]) -> None:
