@@ -29,7 +29,7 @@ BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
     # Workers that attach.
-    "commands": 3540,
+    "commands": 3570,
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
     # And lines between models.
@@ -40,7 +40,8 @@ BUDGETS = {
     "commands/work": 3320,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1610,
+    # Batches that grow, and micro-batches on one machine.
+    "config": 1650,
     # New: what becomes of several trained models.
     "consolidate": 800,
     "commands/models": 350,
@@ -58,13 +59,13 @@ BUDGETS = {
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
     # How often to write checkpoints.
-    "plan": 240,
+    "plan": 380,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
     # Batches, momenta, decays and groups among the candidates.
     # Goodput, and the advice on checkpoints.
-    "plan/advise": 2380,
+    "plan/advise": 2560,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -79,14 +80,14 @@ BUDGETS = {
     # Workers that take part only when they have a model.
     "real": 2160,
     # Partitions and drops.
-    "real/faults": 720,
+    "real/faults": 770,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
     # Islands over which PyTorch shards a model. What servers with standbys refuse.
-    "real/join": 4530,
+    "real/join": 4590,
     # New: workers that come to a loop during the run.
-    "real/join/elastic": 300,
+    "real/join/elastic": 600,
     # Islands, and loops whose replicas are stages of several processes.
     "real/join/divided": 900,
     # New: losses and predictions that methods compare.
@@ -94,17 +95,17 @@ BUDGETS = {
     # New: scaled rates, and BatchNorm over the batches of all workers.
     "real/join/scaling": 480,
     # New: workers that come to a loop during the run.
-    "real/join/elastic": 300,
+    "real/join/elastic": 600,
     "real/join/virtual": 850,
     # Elastic runs: workers that come back, and launchers that attach.
-    "real/launch": 2400,
+    "real/launch": 2890,
     # New: replicas of several processes, and the engines of their pipelines.
     # And stages without old weights.
     "real/pipelines": 910,
     # One process of such a replica, and its batches.
     # Batches that grow, agreed on where the noise of gradients decides.
     # A checkpoint of n workers made one of m; the goodput of real runs.
-    "real/train": 3560,
+    "real/train": 3870,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -114,14 +115,14 @@ BUDGETS = {
     "report/exporters": 610,
     # And the lineage of a population.
     # What faults have cost.
-    "report/page": 2560,
+    "report/page": 2660,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
     "runs": 1880,
     "script": 720,
     # New: servers with standbys, the same for both worlds.
-    "standby": 700,
+    "standby": 1400,
     "sim/checkpoint": 370,
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
@@ -131,12 +132,12 @@ BUDGETS = {
     # What it refuses: teachers, and tuning of optimisers.
     # Sentences where there were tracebacks.
     # What scripts refuse in virtual time: standbys of servers.
-    "sim/script": 1820,
+    "sim/script": 1900,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
     # And servers that die; what became of every sample, and how recoveries went.
-    "sim/faults": 700,
+    "sim/faults": 900,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
@@ -149,7 +150,8 @@ BUDGETS = {
     # And two tables of the low-communication family that need no gradients.
     # What staleness costs, beside batch and learners.
     # Goodput at a million chips.
-    "studies/reproductions": 3090,
+    # Several seeds of a cell, and rows of corrected settings.
+    "studies/reproductions": 3170,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
