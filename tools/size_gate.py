@@ -94,8 +94,6 @@ BUDGETS = {
     "real/join/learning": 260,
     # New: scaled rates, and BatchNorm over the batches of all workers.
     "real/join/scaling": 480,
-    # New: workers that come to a loop during the run.
-    "real/join/elastic": 600,
     "real/join/virtual": 850,
     # Elastic runs: workers that come back, and launchers that attach.
     "real/launch": 2890,
