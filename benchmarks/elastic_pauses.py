@@ -38,22 +38,25 @@ def longest(transport: str, method: str, victim: int, *faults: str) -> float:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--write", type=Path)
-    options.add_argument("--stop-seconds", type=float, default=5.0)
+    options.add_argument("--stop-seconds", type=float, default=5.0, help="0: nobody is stopped")
     options.add_argument("--methods", nargs="*", default=METHODS)
     given = options.parse_args()
     rows: list[dict[str, Any]] = []
     for transport in ("shm", "torch"):
         for method in given.methods:
+            # The process of worker 0 has the server.
             victims = range(3) if method in GOSSIP else range(1, 3)
             killed = [longest(transport, method, victim, "--elastic", "1:3") for victim in victims]
-            row = {"transport": transport, "method": method, "killed_and_back_s": max(killed)}
-            if method in GOSSIP:
-                stop = [
+            row: dict[str, Any] = {"transport": transport, "method": method}
+            row |= {"victims": len(killed), "killed_and_back_s": max(killed)}
+            if method in GOSSIP and given.stop_seconds:
+                pause = f"@25s+{given.stop_seconds}s"
+                stopped = [
                     longest(transport, method, victim, "--elastic", "1:3", "--pause",
-                            f"{victim}@25s+{given.stop_seconds}s")
+                            f"{victim}{pause}")
                     for victim in victims
                 ]  # fmt: skip
-                row |= {"stopped_s": max(stop), "stopped_for_s": given.stop_seconds}
+                row |= {"stopped_s": max(stopped), "stopped_for_s": given.stop_seconds}
             rows.append(row)
             print(row, flush=True)
     if given.write:

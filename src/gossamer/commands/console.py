@@ -184,8 +184,12 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
 def _show_stages(stages: Sequence[Mapping[str, Any]]) -> str:
     """What each stage of a pipeline holds, one in a line."""
     return "\n".join(
-        f"{one['parameters']:,} parameters x {one['weight_versions']}, "
-        f"{show_bytes(one['activation_bytes'])} of activations"
+        f"{one['parameters']:,} parameters x {one['weight_versions']}"
+        + (
+            f", {show_bytes(one['activation_bytes'])} of activations"
+            if "activation_bytes" in one  # real workers do not count them
+            else ""
+        )
         for one in stages
     )
 

@@ -42,6 +42,7 @@ from gossamer.observe.metrics import summary
 from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.optimisers import Optimiser
 from gossamer.pending import Pending
+from gossamer.real.addresses import Addresses
 from gossamer.real.driver import Driver
 from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
@@ -51,7 +52,7 @@ from gossamer.real.launch.explanation import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
 from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import Place, PublishedReplica
-from gossamer.real.router import Addresses, Router
+from gossamer.real.router import Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import MakeGradient, Pace, RealWorker, Reduce
 from gossamer.replica import Layout, Replica, cut
@@ -140,6 +141,11 @@ class Session:
     def beginners(self) -> Sequence[int]:
         """The processes that begin together."""
         return sorted(frozenset(range(self.size)) - self.transport.absent)
+
+    @property
+    def processes(self) -> int:
+        """How many processes a replica has."""
+        return 1
 
     @property
     def is_lowest(self) -> bool:

@@ -53,6 +53,8 @@ def why_not_elastic(spec: MethodSpec, options: Mapping[str, Any]) -> str | None:
         why = "its workers step together, and who comes later would not be in step"
     elif spec.groups:
         why = "its groups are made of the workers of the beginning"
+    elif spec.shape.machines > 1:
+        why = "its replicas are made of the workers of the beginning"
     elif spec.balance:
         why = "its shares of the data are those of the workers of the beginning"
     else:

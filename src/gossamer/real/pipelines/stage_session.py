@@ -10,8 +10,8 @@ from gossamer.errors import PeerLost
 from gossamer.methods import MethodSpec
 from gossamer.methods.method import Role
 from gossamer.observe.run_observer import RunObserver
+from gossamer.real.addresses import Addresses
 from gossamer.real.pipelines.replica_processes import ReplicaProcesses, StageWorker
-from gossamer.real.router import Addresses
 from gossamer.real.session import Session
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import RealWorker
@@ -71,6 +71,10 @@ class StageSession(Session):
     @property
     def first(self) -> int:
         return self.grouping.stage
+
+    @property
+    def processes(self) -> int:
+        return len(self._layouts)
 
     def _lost(self, tell: Callable[[int], None]) -> Callable[[int], None]:
         def lost(process: int) -> None:
