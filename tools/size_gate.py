@@ -33,13 +33,13 @@ BUDGETS = {
     # Late stages in the laboratory.
     # And lines between models.
     # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 2040,
+    "commands/studies": 2060,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1560,
+    "config": 1570,
     # New: what becomes of several trained models.
     "consolidate": 800,
     "commands/models": 350,
@@ -56,12 +56,14 @@ BUDGETS = {
     "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
-    "plan": 100,
+    # How often to write checkpoints.
+    "plan": 240,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
     # Batches, momenta, decays and groups among the candidates.
-    "plan/advise": 2050,
+    # Goodput, and the advice on checkpoints.
+    "plan/advise": 2230,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -74,7 +76,7 @@ BUDGETS = {
     # Sites and racks are looked for.
     "plan/probe": 2070,
     # Workers that take part only when they have a model.
-    "real": 2150,
+    "real": 2220,
     # Partitions and drops.
     "real/faults": 720,
     # New: checkpoints of a loop in two lines of it.
@@ -82,7 +84,8 @@ BUDGETS = {
     # Islands over which PyTorch shards a model.
     # New: workers that come to a loop during the run.
     "real/join/elastic": 300,
-    "real/join": 4390,
+    # Islands over which PyTorch shards a model. What servers with standbys refuse.
+    "real/join": 4400,
     # Islands, and loops whose replicas are stages of several processes.
     "real/join/divided": 450,
     # New: losses and predictions that methods compare.
@@ -96,7 +99,8 @@ BUDGETS = {
     "real/pipelines": 820,
     # One process of such a replica, and its batches.
     # Batches that grow, agreed on where the noise of gradients decides.
-    "real/train": 3050,
+    # A checkpoint of n workers made one of m; the goodput of real runs.
+    "real/train": 3360,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -105,12 +109,15 @@ BUDGETS = {
     "report": 60,
     "report/exporters": 610,
     # And the lineage of a population.
-    "report/page": 2400,
+    # What faults have cost.
+    "report/page": 2500,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
     "runs": 1880,
     "script": 720,
+    # New: servers with standbys, the same for both worlds.
+    "standby": 700,
     "sim/checkpoint": 370,
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
@@ -119,11 +126,13 @@ BUDGETS = {
     "sim/pipelines": 820,
     # What it refuses: teachers, and tuning of optimisers.
     # Sentences where there were tracebacks.
-    "sim/script": 1710,
+    # What scripts refuse in virtual time: standbys of servers.
+    "sim/script": 1730,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
-    "sim/faults": 500,
+    # And servers that die; what became of every sample, and how recoveries went.
+    "sim/faults": 700,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
@@ -134,7 +143,7 @@ BUDGETS = {
     "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
-    "studies/reproductions": 2680,
+    "studies/reproductions": 2720,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.

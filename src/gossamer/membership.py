@@ -65,6 +65,7 @@ class Membership:
         have the same members at the same version."""
         self._states = dict.fromkeys(self.live, MemberState.TRAINING)
         self._lives: dict[int, int] = {}
+        self._lost_servers: set[int] = set()
         self._cut_off: dict[int, frozenset[int]] = {}
         self._seen: dict[int, frozenset[int]] = {}
         self._rounds = [(0, self.live)]
@@ -106,6 +107,10 @@ class Membership:
 
     def died(self, rank: int, life: int | None = None) -> bool:
         return self.came_to(rank, MemberState.DEAD, life)
+
+    def server_died(self, server: int) -> None:
+        """Nobody gets an answer from this server any more. It is no member."""
+        self._lost_servers.add(server)
 
     def came_to(self, rank: int, state: MemberState, life: int | None = None) -> bool:
         """The member is in this state now, unless it is known to be in a later one."""
@@ -173,7 +178,7 @@ class Membership:
 
     def why_lost(self, peer: int, viewer: int | None = None) -> str | None:
         """Why an operation of the viewer that needs the peer must fail; None if it need not."""
-        if peer in self.dead:
+        if peer in self.dead or peer in self._lost_servers:
             return "it died"
         if viewer in self._cut_off and peer in self._cut_off[viewer]:
             return UNREACHABLE

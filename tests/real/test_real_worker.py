@@ -14,8 +14,9 @@ import torch
 from gossamer.errors import Late, PeerLost
 from gossamer.observe.observer import Observer
 from gossamer.pending import Pending, gather
+from gossamer.real.addresses import Addresses
 from gossamer.real.driver import Driver
-from gossamer.real.router import Addresses, Router
+from gossamer.real.router import Router
 from gossamer.real.transports.local import LocalTransport
 from gossamer.real.transports.transport import StopToken
 from gossamer.real.worker import RealWorker

@@ -141,6 +141,28 @@ def test_the_goodput_of_workers_that_fail_at_random_is_its_closed_form(method: s
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+def test_every_sample_and_every_recovery_is_in_the_summary() -> None:
+    """Of each epoch what was read is trained or given again, and the moments are in order."""
+    simulation = build(
+        bowl(4), "ad_psgd", cluster_with(), steps=700, batch=1, engine="none", seed=1,
+        model_bytes=1_000_000,
+    )  # fmt: skip
+    found = simulation.run().summary
+    epochs = found["samples_by_epoch"]
+    assert [row["epoch"] for row in epochs] == list(range(len(epochs)))
+    assert len(epochs) > 1
+    assert all(row["read"] == row["trained"] + row["given_again"] for row in epochs)
+    assert sum(row["trained"] for row in epochs) == found["samples"]
+    assert sum(row["lost"] for row in epochs) == found["samples_lost"] == 1
+    back, late = found["recoveries"]
+    assert (back["what"], back["died"], back["noticed"]) == ("worker 2", 0.105, 0.11)
+    assert (late["what"], late["started"]) == ("worker 4", 0.15)
+    moments = ("started", "has the model", "takes part", "first gradient")
+    for row in (back, late):
+        assert sorted(row[moment] for moment in moments) == [row[moment] for moment in moments]
+        assert row["has the model"] > row["started"] + 0.001
+
+
 def test_who_dies_faster_than_it_computes_ends_in_a_sentence() -> None:
     cluster = cluster_with([], workers=2, failures=Failures(mtbf=1e-4, repair=1e-4))
     with pytest.raises(RunFailed, match="without one complete gradient"):

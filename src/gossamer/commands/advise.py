@@ -124,6 +124,8 @@ def _show(findings: SearchFindings) -> None:
         say_line(findings.baseline())
     for hint in filter(None, (findings.proposal(), findings.widened(), findings.edge())):
         say_line(hint)
+    for line in findings.checkpoints():
+        say_line(line)
     changes = findings.changes()
     if changes:
         say_line("What would change the answer:")

@@ -9,6 +9,7 @@ slow-link 0=10            the network card of worker 0 is ten times slower
 drop 0.05                 each message is lost with that probability and sent again later
 delay 20ms@1s+2s          every message takes that much longer
 partition 0,1|2-7@1s+2s   the sides cannot reach each other until it heals
+kill-server 0@2s          the machine of server 0 dies
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Kind:
 
     example: str
     is_of_worker: bool = False
-    """Whether it happens to one worker."""
+    """Whether it happens to one worker, or server."""
     fits: Callable[[float], bool] | None = None
     """Which amounts it may have; None where it has no amount."""
     is_moment: bool = False
@@ -54,6 +55,7 @@ _KINDS = {
     ),
     "delay": _Kind("20ms or 20ms@1s+2s", fits=lambda amount: 0 <= amount < FOREVER),
     "partition": _Kind("0,1|2-7@1s+2s, no worker on two sides"),
+    "kill-server": _Kind("0@2s", is_of_worker=True, is_moment=True),
 }
 KINDS = tuple(_KINDS)
 
@@ -126,6 +128,11 @@ class Failures:
     not die."""
     repair: float = 0.0
     """Seconds from a death until the worker starts again; 0: it does not come back."""
+    checkpoint: float = 0.0
+    """Seconds that a run stands still for a checkpoint; 0: not said. No simulated run writes any:
+    it is for the advice on how often a run should that a death stops."""
+    restart: float = 0.0
+    """Seconds until such a run trains again."""
     per: str = "worker"
     """What dies: a worker, or a machine with all of its workers."""
 
@@ -136,14 +143,15 @@ class Failures:
     def check(self) -> None:
         if self.per not in ("worker", "machine"):
             raise unknown_name("unit of [failures] per", self.per, ("worker", "machine"))
-        for name in ("mtbf", "repair"):
+        for name in ("mtbf", "repair", "checkpoint", "restart"):
             if not 0 <= getattr(self, name) < FOREVER:
                 raise ConfigurationError(
                     f"[failures] {name} must be a finite time, got {getattr(self, name):g} s"
                 )
-        if self.repair and not self.mtbf:
+        needs = [name for name in ("repair", "checkpoint", "restart") if getattr(self, name)]
+        if needs and not self.mtbf:
             raise ConfigurationError(
-                "[failures] repair needs mtbf, the mean time between two deaths; give both"
+                f"[failures] {needs[0]} needs mtbf, the mean time between two deaths; give both"
             )
 
 

@@ -21,6 +21,7 @@ from gossamer.optim.schedules import Schedule, make_schedule
 from gossamer.own_code import absolute
 from gossamer.pipeline.stages import StageCut, cut_model
 from gossamer.precision import PRECISIONS, default_precision, has_tf32
+from gossamer.quantities import counted
 from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
 from gossamer.tasks import Task, make_task, shares
@@ -139,6 +140,7 @@ class Settings:
         self._check_shape()
         if self.cluster.has_newcomers:
             self.method.check_newcomers()
+        self._check_servers()
         # Whatever would fail when the run is built fails here, before anything is written.
         self.method.check_kind(isinstance(self.rule, Sgd), self.rule.name)
         self._check_growth()
@@ -155,6 +157,23 @@ class Settings:
                 model = self.task.make_model()
             cut([parameter.numel() for _, parameter in trainable(model)], self.method.servers)
         self.method_options()
+
+    def _check_servers(self) -> None:
+        """Refuse the death of a server that is not there, or that would only end the run."""
+        method = self.method
+        dead = [fault for fault in self.cluster.faults if fault.kind == "kill-server"]
+        servers = method.servers if method.method.has_server else 0
+        for number, fault in enumerate(dead):
+            if fault.worker >= servers:
+                has = f"{counted(servers, 'server')}, numbered from 0" if servers else "no server"
+                raise ConfigurationError(f"the fault '{fault}' cannot happen: {method} has {has}")
+            if not method.standby or any(one.worker == fault.worker for one in dead[:number]):
+                standby = "one standby only" if method.standby else "no standby"
+                raise ConfigurationError(
+                    f"the fault '{fault}' would end the run, because server {fault.worker} of "
+                    f"{method} has {standby}; "
+                    + ("leave it out" if method.standby else "add standby=sync to the method")
+                )
 
     def _check_shape(self) -> None:
         shape, workers = self.method.shape, self.cluster.workers

@@ -97,7 +97,7 @@ def rows(simulation: Simulation) -> Tensor:
 
 def centre(simulation: Simulation) -> Tensor:
     """The replica that the servers hold together, likewise."""
-    servers = simulation.world.replicas[simulation.world.size :]
+    servers = simulation.world.mortal.acting
     return torch.cat([replica.snapshot() for replica in servers]).double()
 
 
@@ -110,8 +110,12 @@ def total(simulation: Simulation) -> Tensor:
 def scatter(simulation: Simulation, seed: int = 0) -> None:
     """Start every replica from a value of its own, all of them far from zero."""
     generator = torch.Generator().manual_seed(seed)
-    for store in (simulation.world.workers, *simulation.world.servers):
+    world = simulation.world
+    servers = len(world.slices)
+    for store in (world.workers, *world.servers[:servers]):
         store.parameters.normal_(mean=2.0, std=1.0, generator=generator)
+    for server, standby in zip(world.servers[:servers], world.servers[servers:], strict=False):
+        standby.parameters.copy_(server.parameters)
 
 
 def watch_end(simulation: Simulation) -> tuple[list[int], list[int], list[int]]:

@@ -2,7 +2,9 @@
 
 A run may end in two ways: it finishes and has processed its samples, or one `PeerLost` names a
 partition that outlasted the deadline. Everything else breaks heals or is survived, nothing crashes,
-nobody hangs, and the same seed tells the same story twice.
+nobody hangs, and the same seed tells the same story twice. Every sample that was read was trained,
+lost with a death or given back; where nobody dies or comes, a mean that is promised to be kept is;
+and a server's standby has applied every gradient once, but for those within the stated bound.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import FOREVER, KINDS, Failures, Fault
-from gossamer.contract.small_worlds import bowl, build
+from gossamer.contract.small_worlds import bowl, build, scatter, total
 from gossamer.errors import Error, PeerLost
-from gossamer.methods import MethodSpec
+from gossamer.methods import MethodSpec, parse_method
 from gossamer.sim.simulation import Simulation
 
 STEPS = 10
@@ -23,6 +26,8 @@ SECONDS = 0.01
 HORIZON = STEPS * SECONDS
 DEADLINE = 0.02
 BATCH = 1
+_APART = ("kill", "return", "arrive", "kill-server")
+"""Kinds that random faults do not draw with the others."""
 
 
 class BrokenPromise(Error):
@@ -82,7 +87,7 @@ def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) 
     rng = random.Random(f"{seed}/faults")
     plan: list[Fault] = []
     for _ in range(rng.randint(1, 4)):
-        kind = rng.choice([kind for kind in KINDS if kind not in ("kill", "return", "arrive")])
+        kind = rng.choice([kind for kind in KINDS if kind not in _APART])
         at = rng.uniform(0.0, 0.5 * horizon_s)
         lasts = rng.uniform(0.02, 0.25) * horizon_s
         worker = rng.randrange(workers)
@@ -106,6 +111,19 @@ def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) 
     return plan
 
 
+def with_mortal_servers(
+    spec: MethodSpec, seed: int, cluster: Cluster
+) -> tuple[MethodSpec, Cluster]:
+    """In two of three storms servers have standbys, and one of the servers dies."""
+    rng = random.Random(f"{seed}/servers")
+    if not spec.method.has_server or spec.shape.machines > 1 or rng.random() < 1 / 3:
+        return spec, cluster
+    fault = Fault("kill-server", rng.uniform(0.0, HORIZON), worker=rng.randrange(spec.servers))
+    is_in_step = spec.method.is_synchronous(spec.resolve(cluster.workers, STEPS))
+    standby = "sync" if is_in_step else rng.choice(["sync", "1", "4"])
+    return replace(spec, standby=standby), replace(cluster, faults=(*cluster.faults, fault))
+
+
 def weather(
     method: str | MethodSpec,
     seed: int,
@@ -115,27 +133,34 @@ def weather(
     heals: bool = True,
     comes: bool = False,
 ) -> None:
-    """One method in one storm, and where that is wanted a second time. Workers may come, too."""
-    cluster = storm(seed, kills=kills, heals=heals, comes=comes)
+    """One method in one storm, and where that is wanted a second time. Where workers may come,
+    servers may die."""
+    spec, cluster = parse_method(method), storm(seed, kills=kills, heals=heals, comes=comes)
+    if comes:
+        spec, cluster = with_mortal_servers(spec, seed, cluster)
     try:
-        first = _digest_of_run(method, seed, cluster)
-        if twice and first != _digest_of_run(method, seed, cluster):
+        first = _digest_of_run(spec, seed, cluster)
+        if twice and first != _digest_of_run(spec, seed, cluster):
             raise BrokenPromise("the second run differs from the first")
     except Exception as error:
         plan = ", ".join(map(str, cluster.faults)) or "no faults"
         raise BrokenPromise(
-            f"{method} with seed {seed} against {plan}: {type(error).__name__}: {error} (to see it "
+            f"{spec} with seed {seed} against {plan}: {type(error).__name__}: {error} (to see it "
             f"again: gossamer.contract.storms.weather({str(method)!r}, {seed}, kills={kills}, "
             f"heals={heals}, comes={comes}))"
         ) from error
 
 
-def _digest_of_run(method: str | MethodSpec, seed: int, cluster: Cluster) -> str:
+def _digest_of_run(method: MethodSpec, seed: int, cluster: Cluster) -> str:
     """The digest of a run that ended as it may; any other end is an error."""
     simulation = build(
         bowl(4), method, cluster, steps=STEPS, batch=BATCH, seed=seed, engine="none",
         model_bytes=100_000, optimiser="sgd",
     )  # fmt: skip
+    is_kept = method.method.promises.keeps_mean and not method.groups
+    if is_kept:
+        scatter(simulation, seed)
+    before = total(simulation)
     try:
         result = simulation.run()
     except PeerLost as error:
@@ -143,6 +168,11 @@ def _digest_of_run(method: str | MethodSpec, seed: int, cluster: Cluster) -> str
             raise
         return simulation.world.kernel.digest.hexdigest()
     _check_end(simulation)
+    pairs = combinations(range(cluster.workers), 2)
+    is_whole = all(longest_cut(cluster, set(pair)) <= cluster.deadline for pair in pairs)
+    if is_kept and is_whole and not cluster.is_mortal and not cluster.has_newcomers:
+        change = float(((total(simulation) - before) / before).abs().max())
+        require(change < 1e-5, f"the mean was to be kept and moved by {100 * change:.2g} %")
     return result.digest
 
 
@@ -186,6 +216,12 @@ def _check_end(simulation: Simulation) -> None:
         raise BrokenPromise(
             f"{world.samples_read} samples were read, but {trained} trained and "
             f"{world.samples_aborted} given back"
+        )
+    for row in world.book.rows():
+        again = row["given_again"]
+        require(
+            row["read"] == row["trained"] + again and row["lost"] <= again,
+            f"the samples of an epoch do not add up: {row}",
         )
     if world.alive.isdisjoint(world.speakers):
         return  # nobody is left, or only groups without their leaders

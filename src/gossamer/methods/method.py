@@ -232,7 +232,16 @@ def _reference(worker: Role) -> str:
 
 
 _RESERVED = frozenset(
-    {"paper", "groups", "balance", "server_optimiser", "servers", "placement", *SHAPE_OPTIONS}
+    {
+        "paper",
+        "groups",
+        "balance",
+        "server_optimiser",
+        "servers",
+        "placement",
+        "standby",
+        *SHAPE_OPTIONS,
+    }
 )
 
 

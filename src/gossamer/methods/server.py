@@ -180,7 +180,7 @@ async def softsync_server(
         message = await w.receive(INBOX)
         push = message.payload
         if isinstance(push, Push) and push.gradient is not None:
-            staleness = x.version - push.read
+            staleness = max(0, x.version - push.read)  # a lost version is not old
             if cap is not None and staleness > cap:
                 w.observe("dropped")
             else:
@@ -251,8 +251,9 @@ async def dc_asgd_server(
                 whose = None if shared else message.source
                 mean = mean_of_squares(x.memory, push.gradient, mean_square, whose)
                 scale = compensation / (mean + 1e-7).sqrt()
-            known = given[message.source]
-            drift = x.snapshot() - known[push.read]
+            known = given.get(message.source, {})
+            # A version that was lost with a server is unknown, and nothing is compensated.
+            drift = x.snapshot() - known.get(push.read, x.snapshot())
             # With overlap two gradients may be of one value, and none is of an older one again.
             given[message.source] = {at: value for at, value in known.items() if at >= push.read}
             x.descend_(delay_compensated(push.gradient, drift, scale), read=push.read)

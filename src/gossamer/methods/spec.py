@@ -49,6 +49,9 @@ class MethodSpec:
     """Over how many servers the parameters are cut."""
     placement: str = "own"
     """Whether servers have machines of their own or sit on the workers'."""
+    standby: str = ""
+    """Whether each server has a standby that goes on after its death: `sync`, or how many messages
+    may be lost then."""
     lower_momentum: bool = False
     """Lower the server's explicit momentum by what asynchrony itself adds."""
     keep_momentum: bool = False
@@ -84,6 +87,16 @@ class MethodSpec:
             raise ConfigurationError(f"{self.name}: servers must be at least 1, got {self.servers}")
         if self.placement not in ("own", "workers"):
             raise unknown_name(f"{self.name} placement", self.placement, ("own", "workers"))
+        if self.standby and not (self.standby == "sync" or self.standby.isdecimal()):
+            raise ConfigurationError(
+                f"{self.name}: standby must be sync or the number of messages that the death of a "
+                f"server may lose, got {self.standby!r}"
+            )
+        if self.standby and self.shape.machines > 1:
+            raise ConfigurationError(
+                f"{self.name}: the servers of divided models have no standby; leave out standby= "
+                "or stages= and tensor="
+            )
         if self.shape.machines > 1 and (self.groups or self.balance):
             raise ConfigurationError(
                 f"{self.name}: a replica of several machines has no groups and no balance; leave "
@@ -126,6 +139,8 @@ class MethodSpec:
             shown["servers"] = self.servers
         if self.placement != "own":
             shown["placement"] = self.placement
+        if self.standby:
+            shown["standby"] = self.standby
         if self.lower_momentum:
             shown["lower_momentum"] = True
         if self.keep_momentum:
@@ -220,6 +235,12 @@ class MethodSpec:
             raise ConfigurationError(
                 f"{self.name}: with bound=0 every read waits for the end of its clock, so there is "
                 "nothing that it could overlap; leave out overlap, or give it a bound of 1"
+            )
+        is_bounded = self.standby not in ("", "sync") and self.method.server is not None
+        if is_bounded and self.method.is_synchronous(values):
+            raise ConfigurationError(
+                f"{self.name}: its workers are in step, and a message that is lost with a server "
+                f"would leave one behind; write standby=sync, got standby={self.standby}"
             )
         if values.get("backups", 0) >= workers:
             raise ConfigurationError(
@@ -342,7 +363,7 @@ def _bind(method: Method, given: Options) -> dict[str, Any]:
 
 
 _MOMENTUM = ("lower_momentum", "keep_momentum")
-_SERVER_SIDE = ("server_optimiser", "servers", "placement", *_MOMENTUM)
+_SERVER_SIDE = ("server_optimiser", "servers", "placement", "standby", *_MOMENTUM)
 
 
 def _need_server(method: Method, given: Sequence[str]) -> None:

@@ -290,6 +290,12 @@ def _of_exchanges(metrics: Metrics, steps: int) -> Row:
     return found
 
 
+def _lost_with_servers(metrics: Metrics) -> Row:
+    """The updates that deaths of servers have cost; nothing where nothing was lost."""
+    lost = metrics.told_of("lost updates")
+    return {"lost_updates": int(lost.total)} if lost.count else {}
+
+
 def summary(metrics: Metrics, bytes_sent: int) -> Row:
     """The summary of every run, in virtual time, by `train` and in a user's loop.
 
@@ -309,6 +315,7 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
         "max_clock_gap": metrics.told_of("clock_gap").most,
         "max_queue": metrics.told_of("queue").most,
         "dropped_gradients": metrics.told_of("dropped").count,
+        **_lost_with_servers(metrics),
         **_of_exchanges(metrics, steps),
         **({"lineage": metrics.lineage.entries} if metrics.lineage.entries else {}),
     }

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from gossamer.errors import PeerLost, ServerLost
-from gossamer.real.router import Addresses
+from gossamer.real.addresses import Addresses
 from gossamer.real.transports.transport import StopToken
 
 

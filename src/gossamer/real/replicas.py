@@ -92,7 +92,9 @@ class PublishedReplica:
         share: float = 1.0,
     ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
-            self._on_stale(self.version - version + self.late, time.monotonic_ns())
+            # A version that was lost with a server is not older than what its standby has.
+            age = max(0, self.version - version) + self.late
+            self._on_stale(age, time.monotonic_ns())
         self._descend(gradient, at, share)
 
     def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:

@@ -22,7 +22,6 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,10 +32,10 @@ from gossamer.mailbox import Mailbox, Receive, Reply
 from gossamer.membership import Membership
 from gossamer.payload import decode, encode_parts, moved
 from gossamer.pending import Pending, gather
+from gossamer.real.addresses import Addresses
 from gossamer.real.driver import Driver
 from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.transport import Stopped, StopToken, Transport, Window
-from gossamer.replica import NOWHERE, Layout
 from gossamer.worker import INBOX, Left, Message, Tag
 
 _HEADER = struct.Struct("<BiiqqH")
@@ -45,37 +44,6 @@ _MESSAGE, _MILESTONE, _CALL, _ANSWER, _FAILED, _TAKES_PART = range(6)
 _NO_NUMBER = -(2**63)
 BLOCK = 16
 """Steps whose members are agreed on at once: asking the store at every step would cost too much."""
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Where everybody is: workers have the addresses 0 to size - 1, servers follow."""
-
-    size: int
-    slices: tuple[slice, ...] = ()
-    """The range of the parameters that each server holds."""
-    layout: Layout = NOWHERE
-    """The place of each parameter in the flat vector."""
-
-    @property
-    def ends(self) -> int:
-        """How many addresses there are."""
-        return self.size + len(self.slices)
-
-    def lengths(self, whole: int) -> list[int]:
-        """The lengths of all windows: a worker's holds the whole model, a server's its range."""
-        return [whole] * self.size + [part.stop - part.start for part in self.slices]
-
-    def process_of(self, end: int) -> int:
-        """Servers live in the workers' processes in turn, so nobody launches them by hand."""
-        return end if end < self.size else (end - self.size) % self.size
-
-    def serves(self, server: int, rank: int) -> bool:
-        """Whether the server at this address has to do with this worker."""
-        return True
-
-    def hosted_by(self, process: int) -> list[int]:
-        return [end for end in range(self.ends) if self.process_of(end) == process]
 
 
 class Router:
@@ -98,6 +66,8 @@ class Router:
         self.drained = Milestone(self)
         """Reached by workers that need no more answers from others."""
         self._milestones = (self.ended, self.settled, self.drained)
+        self.also_quiet: list[Callable[[], Pending[None]]] = []
+        """What must have ended before the servers of this process have dealt with all messages."""
         self._calls = RemoteCalls(self._answer)
         self.offer = self._calls.offer
         self.offer("flush", self._servers_are_quiet)
@@ -354,7 +324,13 @@ class Router:
     def _servers_are_quiet(self) -> Pending[None]:
         servers = [mailbox for end, mailbox in self.mailboxes.items() if end >= self.addresses.size]
         quiet: Pending[None] = Pending("flush")
-        gather([mailbox.quiet() for mailbox in servers]).when_done(lambda: quiet.resolve(None))
+        handled = gather([mailbox.quiet() for mailbox in servers])
+
+        def handed_out() -> None:
+            others = gather([also() for also in self.also_quiet])
+            others.when_done(lambda: quiet.resolve(None))
+
+        handled.when_done(handed_out)
         return quiet
 
     def announce_drained(self) -> None:

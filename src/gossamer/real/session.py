@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from gossamer.compression.compressed_worker import compressed
-from gossamer.errors import Error, Late, PeerLost
+from gossamer.errors import ConfigurationError, Error, Late, PeerLost
 from gossamer.groups import Grouping, Groups, even_groups, role_of
 from gossamer.methods import MethodSpec, for_role
 from gossamer.methods.method import Role
@@ -42,18 +42,21 @@ from gossamer.observe.metrics import summary
 from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.optimisers import Optimiser
 from gossamer.pending import Pending
+from gossamer.real.addresses import Addresses
 from gossamer.real.driver import Driver
 from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
+from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import Environment, discover
 from gossamer.real.launch.explanation import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
 from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import Place, PublishedReplica
-from gossamer.real.router import Addresses, Router
+from gossamer.real.router import Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import MakeGradient, Pace, RealWorker, Reduce
 from gossamer.replica import Layout, Replica, cut
+from gossamer.standby import Client, Primary, Standby, bound_of
 from gossamer.worker import Worker
 
 _CPU = torch.device("cpu")
@@ -106,7 +109,13 @@ class Session:
 
     def _found_addresses(self, layout: Layout) -> Addresses:
         slices = cut(layout.sizes, self.spec.servers) if self.method.has_server else ()
-        return Addresses(self.size, slices, layout)
+        has_standbys = bool(self.spec.standby)
+        if has_standbys and self.size == 1:
+            raise ConfigurationError(
+                f"{self.spec}: a standby lives in another worker's process, and there is one "
+                "worker; leave out standby="
+            )
+        return Addresses(self.size, slices, layout, has_standbys)
 
     @property
     def store(self) -> Store:
@@ -161,7 +170,7 @@ class Session:
             for end, length in enumerate(addresses.lengths(value.numel()))
         }
         own = {
-            end: value if end < self.size else value[addresses.slices[end - self.size]]
+            end: value if end < self.size else value[addresses.slice_of(end)]
             for end in addresses.hosted_by(self.rank)
         }
         self.router.device = device
@@ -172,7 +181,14 @@ class Session:
         worker's if its method says so."""
         is_shared = end >= self.size or self.method.shares_replica
         guard = self.transport.guard(end) if is_shared else None
-        return Place(self.transport.window(end), guard, partial(self.observer.stale, end))
+
+        def on_stale(missed: int, at_ns: int) -> None:
+            primary = self.addresses.primary_of(end)
+            # A standby repeats what its primary has told.
+            if primary is None or self.addresses.acting(primary, self.router.live) == end:
+                self.observer.stale(end, missed, at_ns)
+
+        return Place(self.transport.window(end), guard, on_stale)
 
     def make_worker(
         self, end: int, pace: Pace, gradient: MakeGradient | None = None,
@@ -205,14 +221,32 @@ class Session:
         on_orphaned: Callable[[PeerLost], None] | None,
     ) -> Coroutine[Any, Any, None]:  # fmt: skip
         """What the worker of this process runs."""
+        handle = cast(Worker, worker)
+        if self.addresses.has_standbys:
+            handle = cast(Worker, Client(handle, self.method.server is not None))
         return role_of(
-            worker, replica, role, options, self.grouping, begin=self.driver.begin,
+            handle, replica, role, options, self.grouping, begin=self.driver.begin,
             on_orphaned=on_orphaned,
         )  # fmt: skip
 
     def _seen_by_server(self, worker: RealWorker) -> Worker:
         """The worker that the role of a server gets."""
-        return worker
+        handle, end, bound = cast(Worker, worker), worker.rank, bound_of(self.spec.standby)
+        if bound is None:
+            return handle
+        primary = self.addresses.primary_of(end)
+        if primary is not None:
+            return cast(Worker, Standby(handle, primary, partial(self._took_over, primary)))
+        logged = Primary(handle, end + len(self.addresses.slices), bound)
+        self.router.also_quiet.append(logged.quiet)
+        return cast(Worker, logged)
+
+    def _took_over(self, primary: int) -> None:
+        number, process = primary - self.size, self.addresses.process_of(primary)
+        say(
+            f"the standby in the process of worker {self.rank} goes on as server {number}, which "
+            f"died with worker {process}"
+        )
 
     def _role(self, role: Role) -> Role:
         """What an end runs, with its exchanges compressed where the user wants that."""
@@ -246,7 +280,7 @@ class Session:
         addresses = self.addresses
         servers = [
             (addresses.process_of(end), f"output {end}", 0)
-            for end in range(addresses.size, addresses.ends)
+            for end in (addresses.acting(one, self.router.live) for one in addresses.servers)
         ]
         return workers, self.answers(servers, are_all_needed=True)
 

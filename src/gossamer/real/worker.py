@@ -117,7 +117,7 @@ class RealWorker:
 
     @property
     def servers(self) -> Sequence[int]:
-        return range(self._workers, self._router.addresses.ends)
+        return self._router.addresses.servers
 
     @property
     def slices(self) -> Sequence[slice]:

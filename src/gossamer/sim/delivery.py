@@ -29,14 +29,14 @@ LOCAL_LATENCY_NS = 1_000
 """Between two workers of one machine. Small, but loops that exchange there must let time pass."""
 
 
-def cards_of(cluster: Cluster, servers: int, placement: str) -> list[int]:
-    """The machine of each worker, then of each server: a machine of its own, or a worker's."""
+def cards_of(cluster: Cluster, servers: int, placement: str, standbys: int = 0) -> list[int]:
+    """The machine of each worker, then of each server: a machine of its own, or a worker's. The
+    standby of a server among the workers is with the next of them."""
     workers = [cluster.machine_of(rank) for rank in range(cluster.workers)]
     machines = workers[-1] + 1
     is_shared = placement == "workers"
-    return workers + [
-        server % machines if is_shared else machines + server for server in range(servers)
-    ]
+    places = [*range(servers), *range(1, standbys + 1)] if is_shared else range(servers + standbys)
+    return workers + [place % machines if is_shared else machines + place for place in places]
 
 
 class Parcel(NamedTuple):

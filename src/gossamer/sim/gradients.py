@@ -41,7 +41,7 @@ class SimulatedGradient(Gradient):
 
     __slots__ = (
         "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch",
-        "key", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
+        "epoch", "key", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
         "worker",
     )  # fmt: skip
 
@@ -52,6 +52,8 @@ class SimulatedGradient(Gradient):
         self.batch = batch
         self.key = key
         self.step = 0
+        self.epoch = 0
+        """In which its samples were read."""
         self.weight = 1.0
         """The factor of its value."""
         self.read: Read = (0, 0)
@@ -137,6 +139,9 @@ class SimulatedGradient(Gradient):
         span = (self._started_ns, world.kernel.now)
         world.budget.deliver(rank, len(self.batch), self.step, (span[1] - span[0]) / SECOND)
         world.observer.computed(rank, span, whole_ns, len(self.batch), self.loss)
+        world.book.trained[self.epoch] += len(self.batch)
+        if world.recoveries.is_open(rank):
+            world.recoveries.ended(rank, "first gradient", world.kernel.now)
         self.resolve(value)
         world.on_progress()
         world.ending.progressed()
@@ -285,7 +290,8 @@ class Updates:
         end = replica.row if is_worker else world.replicas.index(replica, world.size)
         now = replica.store.versions[replica.row]
         for version in versions:
-            self._applied(end, now - version, known)
+            # A version that was lost with a server is not older than what its standby has.
+            self._applied(end, max(0, now - version), known)
         self.count += not versions
 
     def told(self, rank: int, *, is_shared: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from gossamer.sim.world import World
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held, OutputAverage
 from gossamer.tasks.flat_model import FlatModel
+from gossamer.worker import Worker
 
 _ROWS_WITH_WORKERS = 20
 """In about so many rows of a run the workers' own models are measured, which takes several times as
@@ -148,7 +149,8 @@ class Simulation:
             for end in range(world.size, world.ends):
                 own = for_role(method.server, options)
                 text = self._compressed(method.server)
-                role = text(SimulatedWorker(world, end), world.replicas[end], **own)
+                handle = world.mortal.server(cast(Worker, SimulatedWorker(world, end)))
+                role = text(handle, world.replicas[end], **own)
                 world.kernel.spawn(role, end, is_main=False)
 
     def _compressed(self, role: Role) -> Role:
@@ -160,10 +162,10 @@ class Simulation:
 
         return compressed(role, spec.compressor, spec.method.exchange, price)
 
-    def _make_worker(self, rank: int) -> SimulatedWorker:
-        return SimulatedWorker(self.world, rank)
+    def _make_worker(self, rank: int) -> Worker:
+        return self.world.mortal.worker(cast(Worker, SimulatedWorker(self.world, rank)))
 
-    async def _lifetime(self, worker: SimulatedWorker, options: dict[str, Any]) -> None:
+    async def _lifetime(self, worker: Worker, options: dict[str, Any]) -> None:
         replica = self.world.replicas[worker.rank]
         own = for_role(self._method.worker, options)
         ending, role = self.world.ending, self._compressed(self._method.worker)
@@ -357,14 +359,21 @@ class Simulation:
         return Held(found.workers, found.weights, found.buffers, self._held_by_servers())
 
     def _held_by_servers(self) -> list[Tensor]:
-        servers = self.world.replicas[self.world.size :]
+        servers = self.world.mortal.acting
         return [held.snapshot() if held.output is None else held.output for held in servers]
 
     def _cards(self) -> list[dict[str, Any]]:
         """The bytes that each end has sent and received over the network."""
         size, post = self.settings.cluster.workers, self.world.post
+        first = size + len(self.world.slices)
+
+        def named(end: int) -> str:
+            if end < size:
+                return f"worker {end}"
+            return f"server {end - size}" if end < first else f"standby of server {end - first}"
+
         return [
-            {"name": f"worker {end}" if end < size else f"server {end - size}",
+            {"name": named(end),
              "sent": sent, "received": received}
             for end, (sent, received) in enumerate(
                 zip(post.bytes_put, post.bytes_taken, strict=True)
@@ -391,6 +400,7 @@ class Simulation:
             "cards": self._cards(),
             **({} if world.pipelines is None else world.pipelines.facts()),
             "mean_width": world.batcher.mean_width,
+            **world.mortal.facts(),
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
             **self._goodput(),
@@ -414,6 +424,8 @@ class Simulation:
             "time_shares": shares,
             "samples_read": world.samples_read,
             "samples_lost": sum(own.lost_samples for own in metrics.workers.values()),
+            "samples_by_epoch": world.book.rows(),
+            "recoveries": world.recoveries.rows,
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from gossamer.errors import Late, ProtocolError, RunOver
+from gossamer.errors import Late, PeerLost, ProtocolError, RunOver
 from gossamer.groups import mapped
 from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
@@ -79,7 +79,7 @@ class SimulatedWorker:
 
     @property
     def servers(self) -> Sequence[int]:
-        return range(self._world.size, self._world.ends)
+        return range(self._world.size, self._world.size + len(self._world.slices))
 
     @property
     def slices(self) -> Sequence[slice]:
@@ -149,11 +149,12 @@ class SimulatedWorker:
         if not world.budget.begin(self.rank):
             raise RunOver
         indices = self._next_batch() if batch is None else np.asarray(batch)
-        world.samples_read += len(indices)
+        epoch = int(world.budget.epochs)
+        world.book.read[epoch] += len(indices)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
         gradient = SimulatedGradient(self.rank, point, indices, key)
-        gradient.step = self.step
+        gradient.step, gradient.epoch = self.step, epoch
         if batch is None:
             gradient.weight = world.budget.weight(self.rank, self.step, self.live)
         updates = world.updates.count if self._seen is None else self._seen
@@ -221,11 +222,18 @@ class SimulatedWorker:
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         pending = Receive("receive", source)
         if self.rank >= self._world.size:
-            pending.when_done(lambda: self._world.received(self.rank, pending.result()))
+            pending.when_done(lambda: self._read(pending))
         self._world.mailboxes[self.rank].receive(tag, pending)
         if not pending.done:
             self._world.members.watch(pending, self.rank)
         return pending
+
+    def _read(self, pending: Pending[Message]) -> None:
+        try:
+            message = pending.result()
+        except PeerLost:
+            return  # nothing came; whoever awaits it gets the error
+        self._world.received(self.rank, message)
 
     def collect(self, tag: Tag) -> list[Message]:
         return self._world.mailboxes[self.rank].collect(tag)

@@ -24,6 +24,8 @@ from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
 from gossamer.sim.delivery import Delivery, cards_of
 from gossamer.sim.engine import Engine
+from gossamer.sim.faults.ledger import Recoveries, SampleBook
+from gossamer.sim.faults.mortal_servers import MortalServers
 from gossamer.sim.faults.newcomers import Newcomers
 from gossamer.sim.faults.simulated_faults import SimulatedFaults
 from gossamer.sim.gradients import (
@@ -80,8 +82,7 @@ class World:
         self.working = set(self.alive)
         """Those of them that have not ended."""
         self.ended: set[int] = set()
-        self.samples_read = self.samples_aborted = 0
-        """Of gradients that were begun, and of those that nobody has got."""
+        self.book, self.recoveries = SampleBook(), Recoveries()
         self.ended_ns = [0] * self.size
         self.members = Membership(self.size)
         """What the workers know of each other."""
@@ -119,7 +120,10 @@ class World:
     def _make_post(self, settings: Settings, byte_scale: float, *, is_observed: bool) -> Delivery:
         arguments = (
             self.kernel, self.cluster,
-            cards_of(self.cluster, len(self.servers), settings.method.placement),
+            cards_of(
+                self.cluster, len(self.slices), settings.method.placement,
+                len(self.servers) - len(self.slices),
+            ),
             self.stream("network"), self.observer if is_observed else None, byte_scale,
         )  # fmt: skip
         return Delivery(*arguments) if self.lanes is None else LanedDelivery(self.lanes, *arguments)
@@ -167,8 +171,10 @@ class World:
             )  # fmt: skip
 
         self.workers = make_store(self.size, slice(0, model.layout.total))
-        self.servers = tuple(make_store(1, part) for part in self.slices)
+        has_standbys = bool(settings.method.standby)
+        self.servers = tuple(make_store(1, part) for part in self.slices * (1 + has_standbys))
         self.ends = self.size + len(self.servers)
+        self.mortal = MortalServers(self, settings.method.standby)
         self.schedule = settings.made_schedule
         self._base_rate = settings.learning_rate
         self.epochs = [0.0] * self.size
@@ -181,7 +187,7 @@ class World:
             for rank in range(self.size)
         ]  # fmt: skip
         self.replicas += [
-            SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
+            SimulatedReplica(store, 0, self._rate_of_servers, self._server_descended)
             for store in self.servers
         ]
 
@@ -196,6 +202,10 @@ class World:
     ) -> tuple[Bucket, ...]:
         sample = settings.task.train.first(1).to(model.device)
         return make_buckets(model.module, sample, byte_scale)
+
+    def _server_descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
+        if replica in self.mortal.acting:  # a standby repeats what its primary has told
+            self.updates.descended(replica, read)
 
     def _rate_of(self, rank: int, pace: float) -> float:
         return self._base_rate * self.schedule.factor(self.epochs[rank] * pace)
@@ -225,6 +235,16 @@ class World:
         self.ended_ns[rank] = self.kernel.now
         self.budget.give_back(rank, self.newcomers.rounds_made(rank, self.steps_of(rank)))
 
+    @property
+    def samples_read(self) -> int:
+        """Of gradients that were begun."""
+        return self.book.read.total()
+
+    @property
+    def samples_aborted(self) -> int:
+        """Of those that nobody has got."""
+        return self.book.given_again.total()
+
     def steps_of(self, rank: int) -> int:
         """How many gradients a worker has computed, in all its lives."""
         return self.metrics.workers[rank].steps
@@ -237,7 +257,8 @@ class World:
         end_ns = self.ending.finished_ns
         if end_ns is None:
             end_ns = max((self.ended_ns[rank] for rank in self.alive), default=self.kernel.now)
-        return max(end_ns, *(store.changed_ns for store in (self.workers, *self.servers)))
+        stores = [self.workers, *(replica.store for replica in self.mortal.acting)]
+        return max(end_ns, *(store.changed_ns for store in stores))
 
     @property
     def over(self) -> bool:
@@ -249,6 +270,7 @@ class World:
             self.newcomers.died(rank)
             return
         self.alive.discard(rank)
+        self.recoveries.begin(rank, f"worker {rank}", "died", self.kernel.now)
         self.gone_ns[rank] = self.kernel.now
         self.kernel.end_tasks(rank)
         self.post.bury(rank)
@@ -256,6 +278,7 @@ class World:
             self.metrics.workers[rank].lost(
                 self.kernel.now - gradient.began_ns, len(gradient.batch)
             )
+            self.book.lost[gradient.epoch] += len(gradient.batch)
         if rank in self.working:
             self._stop_working(rank)
         self.newcomers.died(rank)
@@ -272,13 +295,14 @@ class World:
         for gradient in aborted:
             for batch in self.budget.ordinary(gradient.batch):
                 self.sampler.give_back(rank, batch)
-            self.samples_aborted += len(gradient.batch)
+            self.book.given_again[gradient.epoch] += len(gradient.batch)
         return aborted
 
     def _announce_death(self, rank: int, life: int) -> None:
         if not self.members.died(rank, life):
             return  # it has come back, and this was known before
         self.observer.lost(rank, self.kernel.now)
+        self.recoveries.reached(rank, "noticed", self.kernel.now)
         self.members.fail_lost()
         self.collectives.reconsider()
         for server in range(self.size, self.ends):
@@ -306,6 +330,7 @@ class World:
         self._clients = [own | {rank} for own in self._clients]
         self.observer.happened(rank, "takes part", self.kernel.now)
         self.observer.joined(rank, self.kernel.now)
+        self.recoveries.reached(rank, "takes part", self.kernel.now)
 
     def received(self, server: int, message: Message) -> None:
         """A server has read this message. It knows of an end only after reading of it."""

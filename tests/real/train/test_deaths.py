@@ -96,6 +96,37 @@ def test_the_death_of_a_server_ends_the_run_at_once(transport: str) -> None:
         assert run.after_death < PAUSE_S, group
 
 
+WITH_STANDBYS = (
+    "sync_server", "ssp", "easgd", "downpour:n_push=2,n_fetch=2", "dc_asgd", "hogwild", "softsync",
+    "bounded_delay", "async_diloco", "decoupled_diloco", "backup_workers", "staleness_aware",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("transport", only(["shm"], ["shm", "torch"]))
+@pytest.mark.parametrize(
+    "methods", [WITH_STANDBYS[:3], pytest.param(WITH_STANDBYS[3:], marks=wide)]
+)
+def test_a_standby_goes_on_when_the_process_of_a_server_dies(
+    transport: str, methods: tuple[str, ...]
+) -> None:
+    """Within two seconds, with every sample of the budget processed and nothing lost."""
+    groups = [
+        Group(f"{method}{',' if ':' in method else ':'}standby=sync", 3, transport,
+              choices=CHOICES, dies=(0, 10), sleeps=SLEEP_S)
+        for method in methods
+    ]  # fmt: skip
+    for group, run in zip(groups, run_groups(groups), strict=True):
+        assert run.ends == [-signal.SIGKILL, 0, 0], (group, run.written)
+        assert run.summary["living"] == 2
+        assert "lost_updates" not in run.summary
+        assert run.summary["longest_step_gap_seconds"] < 2.0, group
+        assert run.summary["accuracy"] > 0.8, group
+        by_survivors = sum(
+            steps for rank, steps in run.summary["steps_by_worker"].items() if int(rank)
+        )
+        assert by_survivors * BATCH + 9 * BATCH >= EPOCHS * DATA, group
+
+
 @pytest.mark.parametrize("method", every(2, ["pull_gossip", "ad_psgd:topology=ring"]))
 def test_a_stopped_worker_stops_nobody_who_waits_for_nobody(method: str) -> None:
     """It goes on only when each of the others has made twenty steps without it; the exchanges that

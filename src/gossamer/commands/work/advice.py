@@ -341,7 +341,7 @@ def advice_table(findings: SearchFindings) -> Table:
     told = list(findings.expenses[0].in_all) if findings.expenses else []
     spendings = [HEADINGS[what] for what in told]
     for column in ("", "method", "lr", f"to {findings.goal}", "interval", *spendings, "seeds",
-                   "best", "couples by"):  # fmt: skip
+                   "best", "goodput", "couples by"):  # fmt: skip
         is_text = column in ("method", "couples by")
         is_whole = column != "couples by"
         table.add_column(column, justify="left" if is_text else "right", no_wrap=is_whole)
@@ -356,6 +356,7 @@ def advice_table(findings: SearchFindings) -> Table:
             *(spent_cell(spent[one.candidate.method], what) for what in told),
             f"{one.arrival.reached}/{len(one.results)}",
             show_share(one.nearest) if key == "accuracy" else f"{one.nearest:.4g}",
+            "-" if (goodput := findings.goodput(one)) is None else show_share(goodput),
             one.kind,
         )  # fmt: skip
     if findings.alone is not None:
@@ -364,6 +365,6 @@ def advice_table(findings: SearchFindings) -> Table:
         table.add_row(
             "-", ALONE, f"{alone.learning_rate:g}",
             "never" if seconds is None else f"{show_number(seconds)} s", "-", *blank,
-            f"{int(seconds is not None)}/1", "", "nothing",
+            f"{int(seconds is not None)}/1", "", "", "nothing",
         )  # fmt: skip
     return table

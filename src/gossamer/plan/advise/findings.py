@@ -13,11 +13,13 @@ from gossamer.plan.advise.reasons import parts, why
 from gossamer.plan.advise.search import Search, Standing
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
+from gossamer.plan.checkpointing import Checkpointing, share_bar
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.expense import economy, expenses, pareto_front
+from gossamer.runs.json_files import number
 from gossamer.runs.ranking import RankedMethod, Ranking
-from gossamer.runs.statistics import beyond, show_number, show_score
+from gossamer.runs.statistics import beyond, mean_of, show_number, show_score
 from gossamer.runs.verdict import verdict
 
 ALONE = "one worker alone"
@@ -174,6 +176,35 @@ class SearchFindings:
         said = thresholds(outcomes, self.search.base.cluster.workers, winner)
         return [*said, *(sentence(one, winner, self.goal) for one in outcomes)]
 
+    def goodput(self, one: Standing) -> float | None:
+        """The share of the workers' time that was useful, mean over the seeds."""
+        found = [number(result.summary.get("goodput")) for result in one.results]
+        return mean_of(found) if found else None
+
+    def checkpoints(self) -> list[str]:
+        """How often a run that a death stops should write a checkpoint, and what that leaves of its
+        time; nothing where the cluster does not say what a checkpoint costs."""
+        told = Checkpointing.of(self.search.base.cluster)
+        if told is None:
+            return []
+        return [
+            f"A run that a death stops keeps most with --checkpoint-every {told.best:.3g}s "
+            f"(Young: {show_number(told.young)} s, Daly: {show_number(told.daly)} s); somebody "
+            f"dies every {show_number(told.mtbf)} s:",
+            share_bar(told.shares(told.best)),
+        ]
+
+    def _checkpointing(self) -> dict[str, Any]:
+        told = Checkpointing.of(self.search.base.cluster)
+        if told is None:
+            return {}
+        shares = told.shares(told.best)
+        return {
+            "checkpoint_every": {
+                "seconds": told.best, "young": told.young, "daly": told.daly, "shares": shares,
+            }
+        }  # fmt: skip
+
     def economy(self) -> str:
         """Who is the cheapest, in one sentence; empty where the cluster has no prices."""
         return economy(self.expenses)
@@ -188,7 +219,7 @@ class SearchFindings:
     def remarks(self) -> list[str]:
         """What the page says besides the verdict, the tables and the advice itself."""
         judged = RULE_OF_CHANGES if self.changes() else ""
-        told = (self.baseline(), self.ended(), self.widened(), judged)
+        told = (self.baseline(), self.ended(), self.widened(), judged, *self.checkpoints())
         said = [one for one in told if one]
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
         said += [
@@ -256,6 +287,7 @@ class SearchFindings:
             "verdict": self.verdict() if self.ranking else "",
             "reason": self.reason(),
             **({"economy": self.economy()} if self.expenses else {}),
+            **self._checkpointing(),
             "proposal": self.proposal(),
             "alone": self._alone(),
             "widened": [
@@ -305,6 +337,7 @@ class SearchFindings:
             "seeds": len(one.results),
             "best": one.nearest,
             "kind": one.kind,
+            "goodput": self.goodput(one),
             "collecting_seconds": one.collecting,
             **({} if spent is None else spent.row(self.front)),
         }

@@ -169,7 +169,7 @@ class LoopSession:
                 untrained(self._model), session.router.ask(first, "untrained", "beginning")
             )
             for end in session.addresses.hosted_by(rank)[1:]:
-                transport.window(end).copy_(own[session.addresses.slices[end - session.size]])
+                transport.window(end).copy_(own[session.addresses.slice_of(end)])
         # Nobody may change anything before everyone has read it.
         self._binding.let_gpu_finish()
         # What is encoded is looked at, so it must be the whole gradient as the loop leaves it. The
@@ -404,6 +404,11 @@ class LoopSession:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
+        if self.session.addresses.has_standbys:
+            raise ConfigurationError(
+                "a server and its standby are not cut at the same message, so no loop could go on "
+                "from their checkpoint; leave out standby="
+            )
         return {
             **self.replica.state_dict(),
             "step": self.worker.step,

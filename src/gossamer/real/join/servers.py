@@ -69,7 +69,7 @@ def server_replica(
     Of torch's SGD the momentum is left that the method allows: momentum and delay multiply. Any
     other class stays as it is, because its learning rate would not suit plain SGD.
     """
-    place, part = session.place(end), session.addresses.slices[end - session.size]
+    place, part = session.place(end), session.addresses.slice_of(end)
     if session.spec.server_optimiser:
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
         rule = rule.suited(binding.layout.within(part).shapes)
@@ -249,7 +249,7 @@ class ServerState:
         self._parameters = dict(binding.named())
         # Other servers hold parameters only, or descend with an optimiser of another kind.
         are_alike = session.method.server is not None and not session.spec.server_optimiser
-        self._servers = range(session.size, session.addresses.ends) if are_alike else range(0)
+        self._servers = session.addresses.servers if are_alike else range(0)
         self._own: dict[nn.Parameter, Any] = {}
         """What the loop's optimiser itself remembers, while its state is taken: a worker's own
         steps between two reads go on with it."""
@@ -277,7 +277,8 @@ class ServerState:
     def fetch(self) -> None:
         """Get the servers' state as it is now."""
         addresses, router = self._session.addresses, self._session.router
-        for end in self._servers:
+        for server in self._servers:
+            end = addresses.acting(server, router.live)
             given = router.ask(addresses.process_of(end), f"optimiser {end}", "output")
             put_state(self._optimizer, self._parameters, given)
 

@@ -10,8 +10,8 @@ from gossamer.errors import PeerLost
 from gossamer.methods import MethodSpec
 from gossamer.methods.method import Role
 from gossamer.observe.run_observer import RunObserver
+from gossamer.real.addresses import Addresses
 from gossamer.real.pipelines.replica_processes import ReplicaProcesses, StageWorker
-from gossamer.real.router import Addresses
 from gossamer.real.session import Session
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import RealWorker
@@ -63,10 +63,10 @@ class StageSession(Session):
         stages, servers = len(self._layouts), self.spec.servers
         totals = tuple(one.total for one in self._layouts)
         if not self.method.has_server:
-            return StageAddresses(self.size, (), layout, totals)
+            return StageAddresses(self.size, (), layout, totals=totals)
         ranges = [cut(one.sizes, servers // stages) for one in self._layouts]
         slices = tuple(ranges[number % stages][number // stages] for number in range(servers))
-        return StageAddresses(self.size, slices, layout, totals)
+        return StageAddresses(self.size, slices, layout, totals=totals)
 
     @property
     def first(self) -> int:

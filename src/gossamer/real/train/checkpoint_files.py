@@ -100,10 +100,11 @@ def prune(parent: Path) -> None:
     valid = [folder for folder in folders if (folder / MANIFEST).exists()]
     for folder in folders[folders.index(valid[0]) :] if valid else ():
         if folder not in valid[:_KEPT]:
-            _remove(folder)
+            remove(folder)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Delete a checkpoint."""
     # The manifest goes first, because half a folder must never look whole.
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -153,4 +154,4 @@ def forget_newer(parent: Path, than: Checkpoint) -> None:
     """Delete newer checkpoints, which a run that goes on from this one will write again."""
     for folder in _newest_first(parent):
         if int(folder.name) > than.step:
-            _remove(folder)
+            remove(folder)

@@ -138,6 +138,7 @@ class TrainingProgress(LogReader):
             "parameters_digest": None if parameters is None else digest_of(parameters),
             **(self.rows[-1] if self.rows else {}),
             **self._totals(metrics),
+            **self._goodput(settings.cluster.workers),
         }  # fmt: skip
         first = min(self.failures, key=lambda failure: failure["time"], default=None)
         failure = None if first is None else first["sentence"]
@@ -179,6 +180,31 @@ class TrainingProgress(LogReader):
             "checkpoint_seconds": max((book["checkpoint_seconds"] for book in books), default=0.0),
             "living": len(books),
         }
+
+    def _goodput(self, workers: int) -> Row:
+        """Where the time of all workers went, measured by the one that computes a sample fastest. A
+        worker that died counts as absent since it last told of itself."""
+        books, done = self.books.values(), {**self.latest, **self.books}
+        paces = [book["computing_seconds"] / book["samples"] for book in books if book["samples"]]
+        duration_s = max((book["seconds"] for book in books), default=0.0)
+        if not paces or duration_s <= 0:
+            return {}
+        best = min(paces)
+        whole = duration_s * workers
+        trained = sum(one["samples"] for one in done.values())
+        by_living = sum(book["samples"] for book in books)
+        gone = [one for rank, one in self.latest.items() if rank not in self.books]
+        silent = workers - len(books) - len(gone)
+        waited = sum(sum(book["waiting_seconds"].values()) for book in books)
+        shares = {
+            "useful": trained * best / whole,
+            "slower": (sum(book["computing_seconds"] for book in books) - by_living * best) / whole,
+            "waiting": waited / whole,
+            "absent": (sum(max(0.0, duration_s - one["seconds"]) for one in gone)
+                       + silent * duration_s) / whole,
+        }  # fmt: skip
+        shares["other"] = 1.0 - sum(shares.values())
+        return {"goodput": shares["useful"], "time_shares": shares}
 
     def _longest_gap(self) -> Row:
         """The longest time that a worker spent between the beginnings of two steps."""

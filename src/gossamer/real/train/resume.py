@@ -12,11 +12,11 @@ from typing import Any
 from gossamer.errors import ConfigurationError
 from gossamer.files import replace_text
 from gossamer.real.launch.console import say
-from gossamer.real.launch.environment import LAUNCHERS
 from gossamer.real.train import checkpoint_files
 from gossamer.real.train.checkpoint_files import Checkpoint
 from gossamer.real.train.other_launcher import launcher_job
 from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.resized_checkpoint import resized
 from gossamer.runs.result import Row
 
 _KEPT = (
@@ -86,19 +86,17 @@ def resume(request: TrainRequest) -> Resume:
     """Check that this is the same run, and delete what it will write again."""
     folder, workers = request.place, request.settings.cluster.workers
     found = newest(folder, is_silent=False)
-    if found.size != workers:
-        here = launcher_job()
-        got = f"got -n {workers}; leave it out"
-        if here is not None:
-            got = f"but {LAUNCHERS[here.kind]} has started {workers}; start {found.size}"
-        raise ConfigurationError(f"the run in {folder} has {found.size} workers, {got}")
     _check_same(folder, _saved(folder)["settings"], request)
     _tell(found)
     checkpoint_files.forget_newer(folder / "checkpoint", found)
+    history = _history(folder, found)
+    if found.size != workers:
+        say(f"the run had {found.size} workers and goes on with {workers}, from their mean")
+        found = resized(found, request)
     for stale in (folder / "workers").glob("*"):
         stale.unlink()
     going_on = dataclasses.replace(request, checkpoint=found.path.resolve())
-    return Resume(going_on, found, _history(folder, found))
+    return Resume(going_on, found, history)
 
 
 def _check_same(folder: Path, before: Mapping[str, Any], request: TrainRequest) -> None:

@@ -203,7 +203,12 @@ def _check_stages(settings: Settings) -> None:
 
 
 def _check_checkpoints(request: TrainRequest) -> None:
-    every = request.checkpoint_every
+    every, standby = request.checkpoint_every, request.settings.method.standby
+    if request.is_recorded and standby:
+        raise ConfigurationError(
+            "a replay has one process and no standby that could take over; leave out --record, or "
+            "standby="
+        )
     if request.is_recorded and request.folder is None:
         raise ConfigurationError("a record needs a run folder; leave out --runs none")
     if every is None and not request.is_resumed:
@@ -215,6 +220,8 @@ def _check_checkpoints(request: TrainRequest) -> None:
         reason = "they need a run folder; leave out --runs none"
     elif request.is_recorded:
         reason = "a recorded run is replayed from its beginning; leave out --record"
+    elif standby:
+        reason = "a server and its standby are not cut at the same message; leave out standby="
     elif request.settings.method.groups:
         reason = "the members of a group have no steps of their own to cut at; leave out groups="
     elif request.settings.method.shape.is_asynchronous:

@@ -144,7 +144,7 @@ class Training:
     def _replica(self, end: int) -> WindowReplica:
         part, layout = slice(0, self._layout.total), self._layout
         if end >= self.session.size:
-            part = self.session.addresses.slices[end - self.session.size]
+            part = self.session.addresses.slice_of(end)
         optimiser = self._optimiser.suited(layout.within(part).shapes)
         replica = WindowReplica(
             self.session.place(end), optimiser, self._learning_rate, self._settings.clip,
@@ -313,7 +313,8 @@ class Training:
         replicas = {
             end: held for one in trainings for end, held in one.session.servers.items()
         }  # fmt: skip
-        servers = [Contribution.of_server(replicas[end]) for end in sorted(replicas)]
+        addresses = self.session.addresses
+        servers = [Contribution.of_server(replicas[end]) for end in addresses.servers]
         return self._evaluator.output_parameters(_held(found, servers))
 
     def _held(self) -> Held:

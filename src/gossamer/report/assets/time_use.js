@@ -65,6 +65,51 @@ function shareFigure() {
   });
 }
 
+const GOODPUT_COLOURS = {
+  useful: "#1b7f4d", slower: "#8fbf6a", applying: "#5a8fc7", waiting: "#e0b83c", lost: "#c7503c", absent: "#7a4a8c", other: "#9a9a9a",
+};
+
+function goodputOf(method) {
+  const shares = method.goodput;
+  return shares && isNumber(shares.useful) ? shares : null;
+}
+
+// Drawn where somebody died, came late or was lost work: otherwise the bars above say it all.
+function goodputFigure() {
+  const methods = rankedMethods(shownMethods().filter(goodputOf));
+  const kinds = Object.keys(GOODPUT_COLOURS).filter((kind) => methods.some((one) => Math.abs(goodputOf(one)[kind] || 0) >= 0.0005));
+  if (!methods.some((one) => (goodputOf(one).absent || 0) + (goodputOf(one).lost || 0) > 0)) return null;
+  const shareOf = (method, kind) => Math.max(0, goodputOf(method)[kind] || 0);
+  return figure("goodput", {
+    title: "Goodput, and what took the rest",
+    caption: "Share of the whole run of all workers. “useful” is the goodput: the time in which machines on which nothing goes wrong compute what was trained. "
+      + "“absent” is time of dead workers and of those who had not come, “lost” the gradients that died with them, “slower” computing beyond the usual time.",
+    height: () => rowsHeight(methods, 36, 66),
+    option: (width, colours) => ({
+      grid: { left: labelRoom(methods, width), right: 20, top: 34, bottom: 26 },
+      legend: kindLegend(colours, kinds),
+      xAxis: linearAxis(colours, 0, 1, showShare),
+      yAxis: methodAxis(colours, methods, width),
+      tooltip: tooltip(colours, {
+        trigger: "item",
+        formatter: ({ dataIndex }) => tooltipBox(methods[dataIndex].label,
+          kinds.map((kind) => [null, kind, showShare(shareOf(methods[dataIndex], kind))])),
+      }),
+      series: kinds.map((kind) => ({
+        type: "bar", name: kind, stack: "all", barMaxWidth: 26, barCategoryGap: "32%",
+        data: methods.map((method) => ({ value: shareOf(method, kind), label: { show: shareOf(method, kind) >= 0.09 } })),
+        itemStyle: { color: GOODPUT_COLOURS[kind], borderColor: colours.paper, borderWidth: 1 },
+        label: { show: true, fontSize: 11.5, color: "#fff", formatter: ({ value }) => showShare(value) },
+      })),
+    }),
+    numbers: () => ({
+      titles: ["method", ...kinds],
+      rows: methods.map((method) => [method.label,
+        ...kinds.map((kind) => ({ text: showShare(shareOf(method, kind)), value: shareOf(method, kind) }))]),
+    }),
+  });
+}
+
 function causesOf(worker) {
   return Object.entries(worker.waiting || {}).filter(([, seconds]) => isNumber(seconds) && seconds > 0)
     .sort((one, other) => other[1] - one[1]);
@@ -132,5 +177,5 @@ function timeSection() {
   }) : null;
   return section("time", "Where the time went",
     `A cluster is as fast as its waiting lets it be.${allMethods().length > 1 ? " First all methods, then one of them worker by worker." : ""}`,
-    shareFigure(), choice, stripFigure(method), workerFigure(method));
+    shareFigure(), goodputFigure(), choice, stripFigure(method), workerFigure(method));
 }

@@ -17,10 +17,11 @@ from gossamer.report.page.data import (
     MethodData,
     PageData,
     Setting,
+    TableData,
 )
 from gossamer.report.page.gathered_runs import GatheredRuns, check_same_task, gather
 from gossamer.report.page.lab import lab_parts
-from gossamer.report.page.method import expense_data, method_data
+from gossamer.report.page.method import expense_data, fault_tables, method_data
 from gossamer.report.page.settings import listed_settings
 from gossamer.report.page.text import page_subtitle, page_title, page_verdict
 from gossamer.report.page.topology import server_side
@@ -92,7 +93,7 @@ def build_page(
         settings=_settings(folders, gathered),
         heat_maps=[heat_map for lab in labs for heat_map in lab.heat_maps],
         pictures=[picture for lab in labs for picture in lab.pictures],
-        tables=[table for lab in labs for table in lab.tables],
+        tables=[*(table for lab in labs for table in lab.tables), *_fault_tables(gathered)],
         notices=[*gathered.notices, *_notices(folders, gathered), *_edges(contest)],
         # A run under way has not written everything yet, so nothing counts as missing.
         missing=[] if is_growing else _missing(folders, gathered),
@@ -200,6 +201,16 @@ def _methods(
         runs = next(iter(entry.results.values()))
         made.append(method_data(label, runs, None, look=looks[label], is_growing=is_growing))
     return made
+
+
+def _fault_tables(gathered: GatheredRuns) -> list[TableData]:
+    """Of the first seed of each method."""
+    return [
+        table
+        for label, entry in gathered.all.items()
+        for runs in list(entry.results.values())[:1]
+        for table in fault_tables(label, runs[0])
+    ]
 
 
 def _grid(contest: Contest[Run]) -> GridData | None:

@@ -116,6 +116,8 @@ def _sentence(fault: Fault) -> str:
             return f"{worker} dies at {show_seconds(fault.at)}"
         case "return":
             return f"{worker} comes back at {show_seconds(fault.at)}"
+        case "kill-server":
+            return f"server {fault.worker} dies at {show_seconds(fault.at)}"
         case "arrive":
             return f"{worker} arrives at {show_seconds(fault.at)}"
         case "pause":

@@ -118,6 +118,9 @@ class MethodData(TypedDict):
     look: int
     """The index into the lists of colours, dashes and markers."""
     shares: Shares | None
+    goodput: dict[str, float] | None
+    """Where the time of all workers went, by kind, as shares that add up to 1; simulated runs only.
+    """
     workers: list[WorkerTime]
     """The workers of the first seed."""
     strip: StripData | None

@@ -233,7 +233,8 @@ def _histogram(label: str, tally: dict[str, int], mean: float | None) -> MethodD
     return MethodData(
         label=label, learning_rate=None, seeds=1, output="", status="finished",
         curves={"time": nothing, "epochs": nothing}, arrival=None, look=places([label])[label],
-        shares=None, workers=[], strip=None, lineage=None, staleness=tally, cards=[], topology=None,
+        shares=None, goodput=None, workers=[], strip=None, lineage=None, staleness=tally, cards=[],
+        topology=None,
         figures=figures,
     )  # fmt: skip
 

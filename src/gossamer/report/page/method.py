@@ -21,6 +21,7 @@ from gossamer.report.page.data import (
     MethodData,
     Shares,
     StripData,
+    TableData,
     TopologyData,
     WorkerTime,
 )
@@ -55,6 +56,7 @@ def method_data(
         arrival=None if place is None else arrival_data(place),
         look=look,
         shares=shares,
+        goodput=goodput_of(runs),
         workers=worker_times(first),
         strip=next((strip for strip in map(_strip, runs) if strip is not None), None),
         lineage=next((found for found in map(_lineage, runs) if found is not None), None),
@@ -195,6 +197,16 @@ def shares_of(runs: Sequence[Run]) -> Shares | None:
     return Shares(computing=computing, waiting=waiting, other=other)
 
 
+def goodput_of(runs: Sequence[Run]) -> dict[str, float] | None:
+    """Where the time of all workers went, mean over the seeds; None where nobody was hindered, or
+    where it was not recorded."""
+    found = [members(run.summary.get("time_shares")) for run in runs]
+    kinds = list(found[0])
+    means = {kind: mean_of([number(own.get(kind)) for own in found]) for kind in kinds}
+    known = {kind: mean for kind, mean in means.items() if mean is not None}
+    return known if known and len(known) == len(kinds) else None
+
+
 def _time(computing: float, waiting: dict[str, float], total: float) -> WorkerTime:
     spent = computing + math.fsum(waiting.values())
     return WorkerTime(
@@ -322,3 +334,40 @@ def _figures(runs: Sequence[Run], shares: Shares | None) -> Figures:
     if shares is not None:
         figures["waiting_fraction"] = shares["waiting"]
     return figures
+
+
+# ---------------------------------------------------------------------- faults
+
+_MOMENTS = ("died", "noticed", "started", "has the model", "takes part", "first gradient")
+_COUNTS = ("read", "trained", "lost", "given_again")
+
+
+def fault_tables(label: str, run: Run) -> list[TableData]:
+    """What faults have cost: the timeline of each recovery, and what became of the samples. Only of
+    runs in which something has died or come."""
+    recoveries = objects(run.summary.get("recoveries"))
+    if not recoveries:
+        return []
+    timeline = TableData(
+        title=f"{label}: the timeline of each fault, in seconds of the run",
+        columns=["what", *_MOMENTS, "away"],
+        rows=[
+            [text(row.get("what")), *(number(row.get(moment)) for moment in _MOMENTS), away]
+            for row in recoveries
+            for away in [_away([number(row.get(moment)) for moment in _MOMENTS])]
+        ],
+    )
+    epochs = objects(run.summary.get("samples_by_epoch"))
+    book = TableData(
+        title=f"{label}: what became of the samples",
+        columns=["epoch", *(name.replace("_", " ") for name in _COUNTS)],
+        rows=[[number(row.get("epoch")), *(number(row.get(n)) for n in _COUNTS)] for row in epochs],
+    )
+    return [timeline, *([book] if epochs else [])]
+
+
+def _away(moments: list[float | None]) -> float | None:
+    """From the first moment to the last; None for who did not come back."""
+    known = [moment for moment in moments if moment is not None]
+    has_come = moments[-1] is not None or moments[-2] is not None
+    return known[-1] - known[0] if has_come else None

@@ -104,6 +104,9 @@ class Newcomers:
         world = self._world
         if rank in world.alive or rank in self._giver or rank in self._ready:
             return
+        if not world.recoveries.is_open(rank):
+            world.recoveries.begin(rank, f"worker {rank}", "started", world.kernel.now)
+        world.recoveries.reached(rank, "started", world.kernel.now)
         world.reach_again(rank)
         self._last_round[rank] = world.members.last_round
         world.mailboxes[rank] = Mailbox()
@@ -141,6 +144,7 @@ class Newcomers:
     def _is_ready(self, rank: int, state: GivenState | None) -> None:
         world = self._world
         self._giver.pop(rank, None)
+        world.recoveries.reached(rank, "has the model", world.kernel.now)
         if world.budget.is_spent:
             return
         if world.budget.is_synchronous and world.working:

@@ -153,8 +153,11 @@ class SimulatedFaults:
 
     def _begin(self, fault: Fault) -> None:
         world, post = self._world, self._world.post
-        world.observer.happened(max(fault.worker, 0), str(fault), world.kernel.now)
+        whose = 0 if fault.kind == "kill-server" else max(fault.worker, 0)
+        world.observer.happened(whose, str(fault), world.kernel.now)
         match fault.kind:
+            case "kill-server":
+                world.mortal.kill(fault.worker)
             case "kill":
                 world.kill(self._replica_of(fault.worker))
             case "return" | "arrive":

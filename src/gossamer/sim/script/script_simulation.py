@@ -66,6 +66,11 @@ class ScriptSimulation(Simulation):
                 f"{settings.method}: a script's model is trained whole by one process and cannot "
                 "be cut into stages; leave out stages= and tensor="
             )
+        if settings.method.standby:
+            raise ConfigurationError(
+                f"{settings.method}: the servers of a script have no standby in virtual time, "
+                "because the script's optimiser runs there; leave out standby="
+            )
         if settings.cluster.has_newcomers:
             raise ConfigurationError(
                 "no worker of a script can come during a run in virtual time, because its process "

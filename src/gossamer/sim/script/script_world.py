@@ -21,6 +21,7 @@ from gossamer.rules import mean_of_models
 from gossamer.script.memory import ModelMemory
 from gossamer.sim.buckets import Bucket, cut_buckets
 from gossamer.sim.engine import Engine, NullEngine
+from gossamer.sim.faults.mortal_servers import MortalServers
 from gossamer.sim.gradients import Updates
 from gossamer.sim.script.consensus import Consensus, HeldByWorker
 from gossamer.sim.script.crew import Crew, ScriptModel
@@ -126,6 +127,7 @@ class ScriptWorld(World):
             for part in self.slices
         )
         self.ends = self.size + len(self.servers)
+        self.mortal = MortalServers(self, standby="")
         self.epochs = [0.0] * self.size
         self.updates = Updates(self)
         self.replicas = [

@@ -10,6 +10,7 @@ from gossamer.studies.reproductions.compressed.bits_cliff import TABLE as BITS_C
 from gossamer.studies.reproductions.compressed.cifar10 import DGC, POWERSGD
 from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
+from gossamer.studies.reproductions.goodput import TABLE as GOODPUT
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
 from gossamer.studies.reproductions.gossip_scaling import TABLE as GOSSIP_SCALING
 from gossamer.studies.reproductions.parallel.megatron_seqsel import TABLE as MEGATRON_SEQSEL
@@ -49,6 +50,7 @@ TABLES: dict[str, PublishedTable] = {
         GOSSIP_SCALING_DIGITS,
         STREAMING_DILOCO,
         ASYNC_DILOCO_CLOCK,
+        GOODPUT,
         AVERAGING_PERIOD,
         BITS_CLIFF,
         POWERSGD,

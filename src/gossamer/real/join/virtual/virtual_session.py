@@ -22,11 +22,11 @@ from gossamer.methods import MethodSpec
 from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.optimisers import Optimiser
 from gossamer.payload import decode, encode
+from gossamer.real.addresses import Addresses
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.shared_values import SharedValue, SharedValues
 from gossamer.real.output_model import Contribution, Untrained
 from gossamer.real.replicas import Place
-from gossamer.real.router import Addresses
 from gossamer.real.transports.transport import Store
 from gossamer.replica import cut
 from gossamer.script.channel import Channel, Said

@@ -108,9 +108,9 @@ def dgc_trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
 # ---------------------------------------------------------------------- both
 
 
-def _bytes_of(one: CellTraining, trained: Trained) -> list[PublishedCell]:
+def _bytes_of(one: CellTraining, trained: Mapping[str, Trained]) -> list[PublishedCell]:
     """How many times fewer bytes than whole gradients the encodings have."""
-    ratio = trained.summary.get("compression_ratio")
+    ratio = trained[one.label].summary.get("compression_ratio")
     if ratio is None:
         return []
     published = _POWER_BYTES.get(one.row)
