@@ -31,6 +31,7 @@ import dataclasses
 import json
 import os
 import platform
+import secrets
 import statistics
 import sys
 import tempfile
@@ -104,6 +105,7 @@ def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict
         path.write_text(
             json.dumps({"job": request, "seconds": plan.seconds, "jitter": plan.jitter})
         )
+        secret = secrets.token_hex(32)
         command = [
             *NICE, sys.executable, "-m", "gossamer", "run", "-n", "1", "--nnodes", str(WORKERS),
             "--rendezvous", f"node0:{port}", "--deadline", str(LIMIT_S),
@@ -113,7 +115,7 @@ def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict
             made.start(
                 host,
                 [*command, "--node-rank", str(host), str(HERE / "reality_worker.py"), str(path)],
-                environment={"OMP_NUM_THREADS": "1"},
+                environment={"OMP_NUM_THREADS": "1", "GOSSAMER_SECRET": secret},
             )
             for host in range(WORKERS)
         ]

@@ -28,24 +28,26 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3420,
+    # Workers that attach.
+    "commands": 3570,
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
     # And lines between models.
     # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 2060,
+    "commands/studies": 3030,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
-    "commands/work": 3310,
+    "commands/work": 3320,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1570,
+    # Batches that grow, and micro-batches on one machine.
+    "config": 1650,
     # New: what becomes of several trained models.
     "consolidate": 800,
     "commands/models": 350,
     # New: compressors of what is exchanged, and the worker that uses them below every method.
     # And averages of models that are rounded in pairs.
-    "compression": 2160,
+    "compression": 2420,
     # The laws of outer loops, in a file of their own.
     "contract": 960,
     "integrations": 410,
@@ -53,17 +55,17 @@ BUDGETS = {
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
     # The noise scale of gradients, and who descends from whom.
-    "observe": 1200,
+    "observe": 1280,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
     # How often to write checkpoints.
-    "plan": 240,
+    "plan": 380,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
     # Batches, momenta, decays and groups among the candidates.
     # Goodput, and the advice on checkpoints.
-    "plan/advise": 2230,
+    "plan/advise": 2560,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -75,32 +77,33 @@ BUDGETS = {
     "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
-    # Workers that take part only when they have a model.
-    "real": 2220,
+    # Workers that take part only when they have a model; addresses of standbys.
+    "real": 2280,
     # Partitions and drops.
-    "real/faults": 720,
+    "real/faults": 770,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
-    # New: workers that come to a loop during the run.
-    "real/join/elastic": 300,
     # Islands over which PyTorch shards a model. What servers with standbys refuse.
-    "real/join": 4400,
+    "real/join": 4590,
+    # New: workers that come to a loop during the run.
+    "real/join/elastic": 600,
     # Islands, and loops whose replicas are stages of several processes.
-    "real/join/divided": 450,
+    "real/join/divided": 900,
     # New: losses and predictions that methods compare.
-    "real/join/learning": 130,
+    "real/join/learning": 260,
     # New: scaled rates, and BatchNorm over the batches of all workers.
-    "real/join/scaling": 160,
+    "real/join/scaling": 480,
     "real/join/virtual": 850,
     # Elastic runs: workers that come back, and launchers that attach.
-    "real/launch": 2400,
+    "real/launch": 2890,
     # New: replicas of several processes, and the engines of their pipelines.
-    "real/pipelines": 820,
+    # And stages without old weights.
+    "real/pipelines": 910,
     # One process of such a replica, and its batches.
     # Batches that grow, agreed on where the noise of gradients decides.
     # A checkpoint of n workers made one of m; the goodput of real runs.
-    "real/train": 3360,
+    "real/train": 3870,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -110,14 +113,14 @@ BUDGETS = {
     "report/exporters": 610,
     # And the lineage of a population.
     # What faults have cost.
-    "report/page": 2500,
+    "report/page": 2660,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
     "runs": 1880,
     "script": 720,
     # New: servers with standbys, the same for both worlds.
-    "standby": 700,
+    "standby": 1400,
     "sim/checkpoint": 370,
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
@@ -127,38 +130,41 @@ BUDGETS = {
     # What it refuses: teachers, and tuning of optimisers.
     # Sentences where there were tracebacks.
     # What scripts refuse in virtual time: standbys of servers.
-    "sim/script": 1730,
+    "sim/script": 1900,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
     # And servers that die; what became of every sample, and how recoveries went.
-    "sim/faults": 700,
+    "sim/faults": 900,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
     # And time to a target against bandwidth.
     # Edges of stability of late stages, and the runs beside them.
-    "studies/lab": 2670,
+    "studies/lab": 3510,
     # New: the map of what the papers have; its table is a file of data.
-    "studies/map": 90,
+    "studies/map": 180,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
-    "studies/reproductions": 2720,
+    # What staleness costs, beside batch and learners.
+    # Goodput at a million chips.
+    # Several seeds of a cell, and rows of corrected settings.
+    "studies/reproductions": 3170,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
     # And what teachers predict.
     # VGG, dropout of the transformer, losses that are trained and not judged by.
-    "tasks": 3300,
+    "tasks": 3750,
     # New: bits of displacements, and error against bytes.
-    "studies/reproductions/compressed": 460,
+    "studies/reproductions/compressed": 920,
     # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
-    "tasks/published": 760,
+    "tasks/published": 2280,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
     # New: tables of small trainings with three seeds each.
-    "studies/reproductions/repeated": 970,
+    "studies/reproductions/repeated": 2910,
 }
 ENTRY_POINTS = {
     "__main__",

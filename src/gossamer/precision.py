@@ -1,4 +1,5 @@
-"""In which floating-point numbers gradients are computed.
+"""In which floating-point numbers gradients are computed, and by how many threads: both decide the
+last bits of a result.
 
 Parameters, gradients and the optimiser's state are always numbers of 32 bits. What changes is how
 products of matrices and convolutions round their factors.
@@ -18,6 +19,17 @@ PRECISIONS = {
     "bf16": "forward and backward in 16 bits; losses and normalisations in 32, as autocast does",
 }
 _FIRST_WITH_TF32 = (8, 0)
+
+
+@contextmanager
+def threads_of(count: int) -> Generator[None]:
+    """Compute with so many threads; another number sums in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def default_precision(device: torch.device) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,16 @@ EACH = list(dict.fromkeys(one for row in map_rows() for one in row.commands))
 QUICK = ("simulate", "compare", "train", "lab", "soup", "distill", "cost", "advise")
 
 
+@cache
+def _tree() -> Any:
+    return get_command(app)
+
+
 def parsed(command: str) -> tuple[list[str], dict[str, Any]]:
     """The names of a command and its options, as the command line reads them."""
     words = shlex.split(command)
     assert words[0] == "gossamer"
-    found: Any = get_command(app)
+    found: Any = _tree()
     names, rest = [], words[1:]
     while hasattr(found, "commands"):
         names.append(rest[0])
@@ -98,7 +104,8 @@ def _short(command: str) -> list[str]:
     words = shlex.split(command)[1:]
     kind = words[0]
     if kind in ("simulate", "compare", "train", "distill"):
-        words += ["--epochs", "0.5"] + (["--evaluations", "1"] if kind != "distill" else [])
+        words += ["--epochs", "3" if "--schedule" in words else "0.5"]
+        words += ["--evaluations", "1"] if kind != "distill" else []
     if kind == "compare":
         words += ["--lr", "0.1", "--seeds", "1"]
     if words[:2] == ["lab", "path"]:
@@ -107,10 +114,15 @@ def _short(command: str) -> list[str]:
         words += ["--updates", "500"]
     if words[:2] == ["lab", "stragglers"]:
         words += ["--seeds", "1", "--epochs", "0.5", "--steps", "40", "--lr", "0.1"]
+    if words[:2] == ["lab", "stages"]:
+        words += ["--steps", "20", "--warmup", "20", "--pipelines", "2bw"]
+    if words[:2] == ["lab", "bandwidth"]:
+        words += ["--epochs", "1", "--lr", "0.1", "--methods", "all_reduce local_sgd"]
+        words += ["--target", "0.3"]
     if words[:2] == ["lab", "delay"]:
         words += ["--epochs", "0.5"]
     if kind == "advise":
-        words += ["--budget", "2s", "--epochs", "1"]
+        words += ["--budget", "4s", "--epochs", "1"]
     return words
 
 

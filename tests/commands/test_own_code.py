@@ -53,6 +53,12 @@ def raises(): return Task.of(Net, LOSS, open("nowhere.pt"))
 def by_name(): return Task.of(Net, LOSS, {"pixels": PAIR[0], "labels": PAIR[1]})
 def surprise(out, y): return nn.functional.cross_entropy(out, y, reduction="none").exp()
 def judged(): return Task.of(Net, LOSS, PAIR, PAIR, metric=surprise, better="low")
+class Talker(Net):
+    def forward(self, x):
+        print("a shape:", x.shape)
+        return super().forward(x)
+
+def talks(): return Task.of(Talker, LOSS, PAIR)
 def up(): return Task.of(Net, LOSS, PAIR, metric=surprise, better="up")
 def a(): return Task.of(Net, LOSS, PAIR, batch=0)
 number = 3
@@ -207,6 +213,16 @@ def test_own_tasks_and_methods_are_compared() -> None:
     assert "methods.py:alone" in page.read_text(encoding="utf-8")
     for kept in page.parent.glob("*/config.json"):
         assert json.loads(kept.read_text())["forms"]["device"] == "cpu"
+
+
+def test_what_a_model_prints_is_not_among_the_results() -> None:
+    """With --json standard output is one object, whatever the user's own code says."""
+    said = gossamer(
+        "simulate", "--task", "tasks.py:talks", "--epochs", "1", "--workers", "2", "--runs", "none",
+        "--json",
+    )  # fmt: skip
+    assert said.json["ended"] == "finished"
+    assert "a shape:" in said.err
 
 
 def test_methods_are_ranked_by_a_metric_of_ones_own() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -76,6 +78,23 @@ def test_a_lesson_is_the_cross_entropy_against_the_mean_prediction() -> None:
     gradients = parameters_to_vector([p.grad for p in module.parameters() if p.grad is not None])
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found, gradients, rtol=1e-5, atol=1e-6)
+
+
+def test_both_engines_teach_models_with_statistics_and_dropout_alike() -> None:
+    """Teachers normalise by the batch and drop nothing out, traced as well as one by one."""
+
+    def made() -> nn.Module:
+        hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+        return nn.Sequential(hidden, nn.Dropout(0.2), nn.Linear(16, 10))
+
+    task = dataclasses.replace(digits(), name="normalised", make_model=made)
+    found = []
+    for engine in ("vector", "loop"):
+        simulation = build(task, "codistill:burn_in=0,teachers=2", EQUAL, steps=40,
+                           split="sharded", engine=engine)  # fmt: skip
+        assert simulation.run().notices == []
+        found.append(rows(simulation))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 def test_teachers_cost_their_forward_passes() -> None:

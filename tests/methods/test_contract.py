@@ -15,6 +15,7 @@ from gossamer.contract.outer_laws import OUTER_LAWS
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import METHODS, Method, MethodSpec, parse_method
 from gossamer.methods.method import method
+from gossamer.precision import threads_of
 from gossamer.replica import Replica
 from gossamer.worker import Worker
 
@@ -154,6 +155,13 @@ def test_a_broken_promise_is_found_out(case: str) -> None:
 @pytest.mark.parametrize("promise", QUICK)
 def test_a_method_that_keeps_its_row_passes(promise: str) -> None:
     assert check(MethodSpec(honest, {}), promise).is_kept is True
+
+
+def test_a_promise_of_bits_does_not_depend_on_the_threads_at_hand() -> None:
+    """A machine of several cores computes with several threads unless it is told otherwise, and the
+    run has one; sums of two threads have other last bits."""
+    with threads_of(2):
+        assert check(MethodSpec(honest, {}), "plain training with one worker").is_kept is True
 
 
 def test_what_the_row_does_not_promise_is_not_checked() -> None:

@@ -6,6 +6,7 @@ python tests/programs/join_stages.py '[["staged", 4, "all_reduce:stages=2"]]'
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,28 @@ def staged(rank: int) -> dict[str, Any]:
     return {"model": whole.tolist(), "seen": seen.tolist(), "losses": losses}
 
 
+def resumed(rank: int) -> dict[str, Any]:
+    """Half of the steps, with a checkpoint after them, or the other half from there."""
+    model = model_of(seed=rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    folder = Path(os.environ["JOIN_FOLDER"]) / "checkpoints"
+    half, data = STEPS // 2, batches()
+    worker = gossamer.join(model, optimizer, steps=STEPS, example=data[0][0])
+    try:
+        first = half * worker.restore(folder)
+    except gossamer.ConfigurationError as error:
+        return {"refused": str(error)}
+    with worker:
+        for step in range(first, first + half):
+            inputs, targets = data[2 * step + rank // 2]
+            worker.through_stages(inputs, targets, nn.functional.mse_loss)
+            worker.step()
+        if not first:
+            worker.save(folder, 1)
+    whole = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return {"model": whole.tolist()}
+
+
 def dying(rank: int) -> str:
     """The second stage of the second replica ends without a word after some steps."""
     model = model_of()
@@ -81,4 +104,4 @@ def refused(rank: int) -> str:
 
 
 if __name__ == "__main__":
-    join_groups.main({"staged": staged, "dying": dying, "refused": refused})
+    join_groups.main({"staged": staged, "dying": dying, "resumed": resumed, "refused": refused})

@@ -41,9 +41,10 @@ from gossamer.script.fork_server import Begun, ForkServer
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Cluster and faults": (
-        "--cluster", "--workers", "--slow", "--slow-link", "--kill", "--pause", "--drop",
-        "--delay", "--partition", "--bandwidth", "--latency", "--compute", "--model-bytes",
-        "--transport", "--nnodes", "--node-rank", "--rendezvous", "--patience", "--secret-file",
+        "--cluster", "--workers", "--slow", "--slow-link", "--kill", "--return", "--arrive",
+        "--kill-server", "--pause", "--drop", "--delay", "--partition", "--bandwidth", "--latency",
+        "--compute", "--model-bytes", "--transport", "--nnodes", "--node-rank", "--rendezvous",
+        "--patience", "--secret-file",
     ),
     "Training": (
         "--seed", "--seeds", "--epochs", "--samples", "--batch", "--lr", "--optimiser",

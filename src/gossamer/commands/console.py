@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -106,25 +106,31 @@ def _hold(table: Table, console: Console) -> int:
     return around + sum(column.min_width or 0 for column in table.columns)
 
 
+_results: list[TextIO] = []
+"""Standard output, while everything but the JSON goes to standard error."""
+
+
 def results_elsewhere(as_json: bool) -> bool:
-    """Send tables and sentences to standard error where `--json` is given; typer calls this."""
+    """Where `--json` is given, send all but the one object to standard error: tables, sentences and
+    what a model of the user's prints, here or in a process that is started; typer calls this."""
     out.stderr = as_json
+    if not as_json:
+        _results.clear()
+    elif sys.stdout is not sys.stderr:
+        place = sys.stdout
+        if place is sys.__stdout__:  # else this process itself is listening
+            place = os.fdopen(os.dup(1), "w", encoding="utf-8")
+            os.dup2(2, 1)
+        _results[:] = [place]
+        sys.stdout = sys.stderr
     return as_json
 
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object, which is all that `--json` prints on standard output."""
-    line = to_json(value) + "\n"
-    raw = getattr(sys.stdout, "buffer", None)
-    if not isinstance(raw, io.RawIOBase):
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        return
-    # Under `python -u` standard output has no buffer, and `write` would silently drop what does not
-    # fit into the pipe at once.
-    left = memoryview(line.encode())
-    while left:
-        left = left[raw.write(left) or 0 :]
+    place = _results[0] if _results else sys.stdout
+    place.write(to_json(value) + "\n")
+    place.flush()
 
 
 def can_draw() -> bool:
@@ -178,8 +184,12 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
 def _show_stages(stages: Sequence[Mapping[str, Any]]) -> str:
     """What each stage of a pipeline holds, one in a line."""
     return "\n".join(
-        f"{one['parameters']:,} parameters x {one['weight_versions']}, "
-        f"{show_bytes(one['activation_bytes'])} of activations"
+        f"{one['parameters']:,} parameters x {one['weight_versions']}"
+        + (
+            f", {show_bytes(one['activation_bytes'])} of activations"
+            if "activation_bytes" in one  # real workers do not count them
+            else ""
+        )
         for one in stages
     )
 

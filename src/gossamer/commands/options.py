@@ -231,9 +231,7 @@ class ClusterOptions:
         None, "Let this worker take part from TIME on only: 5@2s.", metavar="WORKER@TIME"
     )
     kill_server: Texts = option(
-        None,
-        "Let the machine of this server die: 0@2s. Its method needs standby=.",
-        metavar="SERVER@TIME",
+        None, "Let this server die, which needs standby=: 0@2s.", metavar="SERVER@TIME"
     )
     pause: PauseOption = None
     drop: DropOption = None
@@ -246,8 +244,7 @@ class ClusterOptions:
 
     def described(self) -> Cluster:
         """Load the cluster and apply what the command line changes."""
-        described = ("cluster", "workers")
-        texts = {name: value for name, value in vars(self).items() if name not in described}
+        texts = {n: value for n, value in vars(self).items() if n not in ("cluster", "workers")}
         texts["return"] = texts.pop("come_back")
         faults = parse_faults(**texts)
         return load_cluster(self.cluster).changed(workers=self.workers, faults=faults)

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, print_json, say_line
 from gossamer.errors import ConfigurationError
+from gossamer.precision import threads_of
 from gossamer.quantities import counted
 from gossamer.real.train.replay import read_order, replay
 from gossamer.real.train.resume import saved_request
@@ -35,17 +35,15 @@ def replay_run(
             f"{run} was not recorded; start the run with `gossamer train --record`"
         )
     turns = read_order(run, workers)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
-        with Reporter(len(turns), f"replay of {settings.method}") as reporter:
-            share = max(1, len(turns))
-            parameters = replay(
-                request, workers, turns,
-                lambda done: reporter.at(f"turn {done} of {len(turns)}", done / share),
-            )  # fmt: skip
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        threads_of(settings.threads),
+        Reporter(len(turns), f"replay of {settings.method}") as reporter,
+    ):
+        share = max(1, len(turns))
+        parameters = replay(
+            request, workers, turns,
+            lambda done: reporter.at(f"turn {done} of {len(turns)}", done / share),
+        )  # fmt: skip
     digest = digest_of(parameters)
     is_same = digest == recorded
     found = {

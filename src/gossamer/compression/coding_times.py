@@ -110,7 +110,7 @@ def measure_all(*, count: int = 1 << 20, repeats: int = 5) -> dict[str, tuple[fl
 MEASURED: CodingTimes = {
     "fp16": (0.11, 0.05),
     "bf16": (0.07, 0.05),
-    "int8": (0.83, 0.32),
+    "int8": (0.55, 0.22),
     "int4": (1.19, 0.84),
     "int2": (12.92, 1.16),
     "sign": (0.90, 0.95),

@@ -32,6 +32,7 @@ from gossamer.contract.small_worlds import (
 from gossamer.contract.storms import require, weather
 from gossamer.errors import Error
 from gossamer.methods import WAITS_FOR, MethodSpec
+from gossamer.precision import threads_of
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.simulation import simulate
 from gossamer.tasks import make_sampler
@@ -209,21 +210,23 @@ def is_plain_alone(spec: MethodSpec) -> str:
     weight decay."""
     seed, batch, steps, rate, momentum, decay = 11, 16, 25, 0.05, 0.9, 1e-3
     task = digits()
-    result = build(
+    simulation = build(
         task, spec, cluster_of(1), steps=steps, batch=batch, seed=seed, engine="loop",
         learning_rate=rate, optimiser=f"sgd:momentum={momentum},weight_decay={decay}",
         evaluations=1,
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    result = simulation.run()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = task.make_model()
     optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, weight_decay=decay)
     sampler = make_sampler(task.train.labels, 1, batch, "shuffled", seed, True)
-    for _ in range(steps):
-        inputs, targets = task.train.at(torch.from_numpy(sampler.next(0)))
-        optimiser.zero_grad()
-        task.loss(model(inputs), targets).backward()
-        optimiser.step()
+    with threads_of(simulation.settings.threads):
+        for _ in range(steps):
+            inputs, targets = task.train.at(torch.from_numpy(sampler.next(0)))
+            optimiser.zero_grad()
+            task.loss(model(inputs), targets).backward()
+            optimiser.step()
     plain: Tensor = nn.utils.parameters_to_vector(model.parameters()).detach()
     assert result.parameters is not None
     apart = float((result.parameters - plain).abs().max())

@@ -1,4 +1,4 @@
-"""Where the workers, the servers and their standbys are."""
+"""Where workers, servers and standbys are: their addresses, and the processes that host them."""
 
 from __future__ import annotations
 

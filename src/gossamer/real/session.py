@@ -143,6 +143,11 @@ class Session:
         return sorted(frozenset(range(self.size)) - self.transport.absent)
 
     @property
+    def processes(self) -> int:
+        """How many processes a replica has."""
+        return 1
+
+    @property
     def is_lowest(self) -> bool:
         """Whether no living worker has a lower rank; that one does what is done once."""
         return self.rank == min(self.router.live, default=self.rank)

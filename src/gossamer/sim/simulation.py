@@ -28,7 +28,7 @@ from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary, time_shares
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
-from gossamer.precision import rounding_as
+from gossamer.precision import rounding_as, threads_of
 from gossamer.replica import score_of
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.checkpoint.file import RunCheckpoint
@@ -186,10 +186,9 @@ class Simulation:
 
     def run(self) -> Result:
         """Run to the end. After an error, `on_row` has been given all rows made before it."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.settings.threads)
         try:
             with (
+                threads_of(self.settings.threads),
                 rounding_as(self.settings.precision or "fp32", torch.device(self.settings.device)),
                 interrupted_between_events(self.world.kernel),
                 blamed_method(self._method),
@@ -200,8 +199,6 @@ class Simulation:
             for end in range(self.world.ends):
                 self.world.kernel.end_tasks(end)
             raise
-        finally:
-            torch.set_num_threads(threads)
 
     def _run(self) -> Result:
         self._began = time.perf_counter()

@@ -329,8 +329,8 @@ class World:
         self.sampler.begin(rank, step)
         self._clients = [own | {rank} for own in self._clients]
         self.observer.happened(rank, "takes part", self.kernel.now)
-        self.observer.joined(rank, self.kernel.now)
         self.recoveries.reached(rank, "takes part", self.kernel.now)
+        self.observer.joined(rank, self.kernel.now)
 
     def received(self, server: int, message: Message) -> None:
         """A server has read this message. It knows of an end only after reading of it."""

@@ -78,6 +78,21 @@ def test_every_process_ends_with_the_output_of_its_method(method: str, workers: 
         assert answer["losses"][-1] < 0.8 * answer["losses"][0]
 
 
+@wide
+def test_a_loop_goes_on_from_its_checkpoint() -> None:
+    """As if it had not been interrupted; with other numbers of processes it does not."""
+    method = "all_reduce:stages=2"
+    _, found, other = ran(
+        ("resumed", 4, method), ("resumed", 4, method), ("resumed", 2, method)
+    )  # fmt: skip
+    assert found["ends"] == [0] * 4, found["written"]
+    for answer in found["answers"]:
+        torch.testing.assert_close(
+            torch.tensor(answer["model"]), trained_alone(2, join_stages.STEPS), rtol=1e-5, atol=1e-6
+        )
+    assert all("2 cannot go on with them" in answer["refused"] for answer in other["answers"])
+
+
 def test_a_replica_ends_with_one_of_its_loops_and_the_others_go_on() -> None:
     (found,) = ran(("dying", 4, "all_reduce:stages=2"))
     assert found["ends"] == [0, 0, 0, 9], found["written"]

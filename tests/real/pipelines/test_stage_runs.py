@@ -69,7 +69,6 @@ def test_a_slow_stage_slows_its_own_replica(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("all_reduce:stages=2,microbatches=1", "at least as many micro-batches as the 2 stages"),
         ("all_reduce:stages=2,tensor=2", "give the mesh to gossamer.join"),
-        ("all_reduce:stages=2,pipeline=ampnet", "real workers stash weights"),
         ("downpour:stages=2", "choose servers=2"),
         ("all_reduce:stages=4", "with 3 parts cannot be cut into 4"),
         ("all_reduce:stages=2,microbatches=3", "cannot be divided into 3"),

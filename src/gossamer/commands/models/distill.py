@@ -71,4 +71,5 @@ def distill(
             folder.write_model(found.result.state)
             for row in found.result.history:
                 folder.add_row(row)
+            folder.close()
             folder.write_summary(summary)

@@ -353,7 +353,7 @@ def advice_table(findings: SearchFindings) -> Table:
             str(place), one.candidate.label, f"{one.candidate.learning_rate:g}",
             never if span is None else f"{show_number(span.mean)} s",
             f"{show_number(low)}-{show_number(high)}" if low < high else "-",
-            *(spent_cell(spent[one.candidate.method], what) for what in told),
+            *(spent_cell(spent[one.candidate.label], what) for what in told),
             f"{one.arrival.reached}/{len(one.results)}",
             show_share(one.nearest) if key == "accuracy" else f"{one.nearest:.4g}",
             "-" if (goodput := findings.goodput(one)) is None else show_share(goodput),

@@ -35,7 +35,7 @@ class SearchFindings:
         self.ranking: list[Standing] = search.ranking()
         self.contest = Ranking([one.arrival for one in self.ranking])
         self.left_out = dict(left_out)
-        histories = {one.candidate.method: one.histories for one in self.ranking}
+        histories = {one.candidate.label: one.histories for one in self.ranking}
         self.expenses = expenses(self.contest.places, histories, search.target, search.key)
         """What each method spends; empty where the cluster has no prices."""
         self.front = pareto_front(self.expenses)
@@ -57,7 +57,7 @@ class SearchFindings:
 
     def place(self, one: Standing) -> RankedMethod:
         """Its place in the contest, with its interval."""
-        return next(p for p in self.contest.places if p.label == one.candidate.method)
+        return next(p for p in self.contest.places if p.label == one.candidate.label)
 
     def verdict(self) -> str:
         """One sentence, with the uncertainty."""
@@ -67,7 +67,7 @@ class SearchFindings:
             cut_short = f"{self._why_ended()} when {self._measured()} had been measured"
             # Such a search knows nothing of the methods that had not arrived yet.
             contest = Ranking([one.arrival for one in self.ranking if one.arrival.reached])
-        ends = {one.candidate.method: one.nearest for one in self.ranking}
+        ends = {one.candidate.label: one.nearest for one in self.ranking}
         return verdict(contest, self.search.target, self.search.key, ends, cut_short)
 
     def _why_ended(self) -> str:
@@ -92,24 +92,24 @@ class SearchFindings:
         first, second = self.ranking[:2]
         target, key = self.search.target, self.search.key
         winner, loser = (
-            parts(one.candidate.method, one.results, target, key, one.collecting)
+            parts(one.candidate.label, one.results, target, key, one.collecting)
             for one in (first, second)
         )
         if winner is None:
             begun = (
-                f"No method reaches {self.goal} with every seed; {first.candidate.method} comes"
+                f"No method reaches {self.goal} with every seed; {first.candidate.label} comes"
                 if first.is_final
-                else f"So far {first.candidate.method} has come"
+                else f"So far {first.candidate.label} has come"
             )
             return (
                 f"{begun} nearest with {show_score(first.nearest, key)}, then "
-                f"{second.candidate.method} with {show_score(second.nearest, key)}."
+                f"{second.candidate.label} with {show_score(second.nearest, key)}."
             )
         if loser is None and not second.is_final:
-            return f"{second.candidate.method} had not arrived yet."
+            return f"{second.candidate.label} had not arrived yet."
         if loser is None:
             return (
-                f"{second.candidate.method} reaches {self.goal} with {second.arrival.reached} of "
+                f"{second.candidate.label} reaches {self.goal} with {second.arrival.reached} of "
                 f"{counted(len(second.results), 'seed')} only and comes to "
                 f"{show_score(second.nearest, key)} in the mean."
             )
@@ -132,7 +132,7 @@ class SearchFindings:
             return f"{said}, and no method with every seed: the cluster is not worth it."
         if not mean:
             return f"{said}. The first does so before its first step: give a harder --target."
-        times = f"{show_number(seconds / mean)} times the time of {first.candidate.method}"
+        times = f"{show_number(seconds / mean)} times the time of {first.candidate.label}"
         return f"{said}: {times}" + ("." if seconds > mean else ", so the cluster is not worth it.")
 
     def proposal(self) -> str:
@@ -156,7 +156,7 @@ class SearchFindings:
         if not self.has_final:
             return ""
         first = self.ranking[0].candidate
-        chosen, rates = first.learning_rate, self.search.rates(first.method)
+        chosen, rates = first.learning_rate, self.search.rates(first.label)
         further = beyond(chosen, rates)
         if further is None:
             return ""
@@ -171,7 +171,7 @@ class SearchFindings:
         """What each change of the cluster does to the answer."""
         if not self.ranking:
             return []
-        winner = self.ranking[0].candidate.method
+        winner = self.ranking[0].candidate.label
         outcomes = self.search.outcomes
         said = thresholds(outcomes, self.search.base.cluster.workers, winner)
         return [*said, *(sentence(one, winner, self.goal) for one in outcomes)]
@@ -318,7 +318,7 @@ class SearchFindings:
     def _row(self, one: Standing) -> dict[str, Any]:
         place = self.place(one)
         span = place.span
-        spent = next((e for e in self.expenses if e.label == one.candidate.method), None)
+        spent = next((e for e in self.expenses if e.label == one.candidate.label), None)
         return {
             "method": one.candidate.method,
             **(

@@ -192,7 +192,7 @@ class Search:
         further = {
             candidate: rate
             for candidate in chosen
-            if (rate := beyond(candidate.learning_rate, self.rates(candidate.method))) is not None
+            if (rate := beyond(candidate.learning_rate, self.rates(candidate.label))) is not None
         }
         self._begin("rates beyond the grid", 2 * len(further))
         better = self._better(further)
@@ -237,7 +237,7 @@ class Search:
     def rates(self, method: str) -> list[float]:
         """The rates that this method was to be tried at."""
         tried = (*self.candidates, *self.widened)
-        return sorted({one.learning_rate for one in tried if one.method == method})
+        return sorted({one.learning_rate for one in tried if one.label == method})
 
     def _final(self) -> None:
         """Run all finalists with one fresh seed after the other.
@@ -289,7 +289,7 @@ class Search:
         def asked(place: tuple[int, int, Candidate, Settings]) -> SearchRun:
             at, number, one, settings = place
             limit = _SLOWEST_OF_A_SCENE * best.get((at, number), math.inf)
-            return self._asked(settings, f"{one.method}, {scenes[at].title}", limit=limit)
+            return self._asked(settings, f"{one.label}, {scenes[at].title}", limit=limit)
 
         def close(before: int) -> None:
             """Tell the outcomes of the scenes that are complete."""
@@ -300,7 +300,7 @@ class Search:
         for (at, number, one, _), rows, _ in self._each(places, asked):
             close(at)
             reached = seconds_to(rows, self.target, self.key)
-            times[at].setdefault(one.method, []).append(reached)
+            times[at].setdefault(one.label, []).append(reached)
             earlier = best.get((at, number), math.inf)
             best[at, number] = min(earlier, math.inf if reached is None else reached)
         close(len(scenes))
@@ -313,7 +313,7 @@ class Search:
         try:
             return one.settings(dataclasses.replace(self.base, cluster=scene.cluster, seed=seed))
         except ConfigurationError as error:
-            failures[one.method] = f"{one.method} cannot run: {error}"
+            failures[one.label] = f"{one.label} cannot run: {error}"
             self._left -= 1
             return None
 
@@ -451,7 +451,7 @@ class Search:
             kind=self.kind(candidate),
             results=results,
             collecting=extra,
-            arrival=arrival(candidate.method, histories, self.target, self.key),
+            arrival=arrival(candidate.label, histories, self.target, self.key),
             histories=histories,
             nearest=sum(nearest) / len(nearest),
             is_final=is_final,

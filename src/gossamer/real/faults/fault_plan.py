@@ -48,6 +48,11 @@ class FaultPlan:
                     f"a partition of real workers must heal, got --{fault}; say how long it lasts, "
                     "as in --partition '0,1|2-7@1s+2s'"
                 )
+            if fault.kind == "kill-server":
+                raise ConfigurationError(
+                    f"--{fault}: real servers live in the processes of workers; use --kill with "
+                    "the worker of the same number, or gossamer simulate"
+                )
             if fault.kind == "slow" and not fault.is_trait:
                 raise ConfigurationError(
                     f"a real worker is slow from the start to the end, got --{fault}; write it as "

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import random
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -81,9 +79,8 @@ def join(
     output has the mean of the workers' statistics.
 
     `mesh` is the part of a device mesh over which FSDP2 or DTensors have sharded the model: an
-    island. The islands are coupled then, shard by shard. With `stages=` in the method a replica is
-    several processes, whose loops call `worker.through_stages`; `example` is a batch as it enters
-    the model, of the size that all batches have, by which the model is cut.
+    island. The islands are coupled then, shard by shard. With `stages=` in the method the loop
+    calls `worker.through_stages`, and `example` is a batch as it enters the model.
 
     `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
     dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
@@ -325,8 +322,7 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
         """Make the gradient of a batch for `step()`, and return its loss: with `stages=` through
         the stages of this replica, elsewhere by `loss(model(inputs), targets).backward()`."""
         self.own_optimizer.zero_grad()
-        found = loss(self.model(inputs), targets)
-        found.backward()
+        (found := loss(self.model(inputs), targets)).backward()
         return found.detach()
 
     @contextlib.contextmanager
@@ -383,15 +379,6 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
         with self.coupling.last_words():
             return self.coupling.shared.call(word, name, value, source, place)
 
-    def manual_seed(self, seed: int) -> None:
-        """Seed torch's, numpy's and Python's common generators differently on each worker. After
-        the same `torch.manual_seed` all workers would drop the same units and augment alike. Worker
-        0 gets the given seed itself."""
-        own = random.Random(f"{seed}/{self.rank}").getrandbits(62) if self.rank else seed
-        torch.manual_seed(own)
-        np.random.seed(own % (1 << 32))
-        random.seed(own)
-
     @contextlib.contextmanager
     def consensus(self) -> Generator[nn.Module]:
         """Inside, the model is the method's output: the mean of workers, the centre, the server's.
@@ -416,12 +403,10 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
 
         The report of the main worker counts, so no loop need ask who calls it. In virtual time
         the reports are the curve of the run, by which `gossamer compare` ranks. On real workers and
-        alone the callbacks hear of a report, and where `gossamer run --output folder` keeps a
-        folder it is a line of metrics.jsonl there.
+        alone callbacks hear of it; under `gossamer run --output folder` it is a line in its folder.
         """
         row: dict[str, Any] = {**reported(values), "worker": self.rank}
-        if self.coupling is not None and "loss" in row:
-            self.coupling.lessons.loss = torch.tensor(float(row["loss"]))
+        self.tell_loss(row)
         own = self.observer.metrics.workers[self.rank]
         row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
         self.observer.evaluated(row)

@@ -311,7 +311,8 @@ class LoopSession:
         # A schedule must not complain where a server descends instead of this optimiser.
         for part in self._parts:
             part._opt_called = True
-        self.lessons.end(wanted, compares_losses=session.method.compares_losses)
+        compares = session.method.compares_losses and session.size > 1
+        self.lessons.end(wanted, compares_losses=compares)
         gradient = self.gradients.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling(gradient.vector()) if self._has_servers else gradient)
         watch.is_stepping = True

@@ -10,11 +10,13 @@ those of a simulation.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -160,6 +162,20 @@ def _on_device_of(value: Any, result: Any) -> Any:
 
 class SharedWords:
     """What a loop may ask of all workers together."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker."""
+        raise NotImplementedError
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch's, numpy's and Python's common generators differently on each worker. After
+        the same `torch.manual_seed` all workers would drop the same units and augment alike. Worker
+        0 gets the given seed itself."""
+        own = random.Random(f"{seed}/{self.rank}").getrandbits(62) if self.rank else seed
+        torch.manual_seed(own)
+        np.random.seed(own % (1 << 32))
+        random.seed(own)
 
     def broadcast(self, value: T, source: int = 0, *, name: str = "") -> T:
         """The value of worker `source`: a tensor, a number or a string. With a synchronous method

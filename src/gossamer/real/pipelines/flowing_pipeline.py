@@ -7,16 +7,17 @@ Stage s of K, in the steady state, for micro-batch b:
 
 So the graph of each forward pass is the stash of its weights. `pipedream` uses the weights that the
 stage has when a batch comes, `vertical_sync` those of one moment in all stages, `2bw` those of one
-step before.
+step before. `ampnet` and `pipemare` keep no old weights: of a forward pass they keep what came into
+each part of the stage, and the backward pass computes the parts again with newer weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.pipeline.stage_module import StageCall
 from gossamer.real.pipelines.stage_links import StageLinks
@@ -58,7 +59,8 @@ class FlowingPipeline:
         self._stash: dict[int, Stashed] = {}
         self._next = 0
         """The micro-batch, counted over all steps, whose forward pass comes next."""
-        self.most_stashed = 0
+        self.most_stashed = 1
+        """The most versions of the weights that were kept at one time."""
 
     @property
     def versions(self) -> int:
@@ -117,3 +119,92 @@ class FlowingPipeline:
         if links.stage:
             links.send(links.stage - 1, found.pop(), ("backward", number))
         return found, made.detach()
+
+
+class Passed(NamedTuple):
+    """A forward pass of which no graph is kept."""
+
+    step: int
+    values: Sequence[Tensor]
+    """What came into each part of the stage."""
+
+
+class UnstashedPipeline(FlowingPipeline):
+    """A stage, not the last, of a pipeline whose backward passes meet newer weights than its
+    forward passes did."""
+
+    def __init__(
+        self, whole: nn.Module, parts: Sequence[StageCall], lag: int, links: StageLinks,
+        loss: Callable[[Any, Any], Tensor], before: Callable[[int, int], None], *,
+        is_corrected: bool, progress: Callable[[int], float],
+    ) -> None:  # fmt: skip
+        """`parts` are those of the stage, one by one. PipeMare is corrected: it estimates the
+        weights of the forward pass from how the weights have moved of late, and divides early
+        gradients; `progress` says how far the run is at a step."""
+        super().__init__(parts[0], lag, 1, links, loss, before)
+        self._whole, self._parts = whole, parts
+        self._is_corrected, self._progress = is_corrected, progress
+        self._passed: dict[int, Passed] = {}
+        self._drift: dict[str, Tensor] = {}
+
+    def step(self, weights: Weights, steps: list[StageStep]) -> tuple[list[Tensor], Tensor | None]:
+        number = steps[0].number
+        self._now = self._corrected(weights, number) if self._is_corrected else weights
+        gradients, loss = super().step(weights, steps)
+        if self._is_corrected:
+            damping = (self._lag + 1) ** (1 - min(1.0, 4 * self._progress(number)))
+            gradients = [one / damping for one in gradients]
+        return gradients, loss
+
+    def _corrected(self, weights: Weights, number: int) -> Weights:
+        before, kept = self._versions.get(number - 1), 0.5 ** (1 / self._lag)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                old = self._drift.get(name, torch.zeros_like(weight))
+                moved = old if before is None else weight - before[name]
+                self._drift[name] = old if before is None else kept * old + (1 - kept) * moved
+        return {
+            name: (weight - self._lag * self._drift[name]).detach().requires_grad_()
+            for name, weight in weights.items()
+        }
+
+    @torch.no_grad()
+    def _forward(self, step: StageStep) -> None:
+        number, links = self._next, self._links
+        self._next += 1
+        weights = self._versions[max(min(self._versions), step.number - self._lag)]
+        value = step.inputs[0]
+        if links.stage:
+            value = links.wait(links.receive(links.stage - 1, ("forward", number)))
+        self._before(step.number, 0)
+        values: list[Tensor] = []
+        for part in self._parts:
+            values.append(value)
+            value = part.given(weights, value)
+        links.send(links.stage + 1, value, ("forward", number))
+        self._passed[number] = Passed(step.number, values)
+
+    def _backward(self, number: int) -> tuple[list[Tensor], Tensor]:
+        links = self._links
+        back = links.wait(links.receive(links.stage + 1, ("backward", number)))
+        step, values = self._passed.pop(number)
+        self._before(step, 0)
+        # Statistics were taken by the forward pass.
+        buffers = {name: one.clone() for name, one in self._whole.named_buffers()}
+        weights = self._now
+        total = [torch.zeros_like(one) for one in weights.values()]
+        for part, value in zip(reversed(self._parts), reversed(values), strict=True):
+            value = value.detach()
+            is_trained = value.is_floating_point()
+            if is_trained:
+                value.requires_grad_()
+            made = part.given({**weights, **buffers}, value)
+            wanted = [*weights.values(), *([value] if is_trained else [])]
+            found = list(
+                torch.autograd.grad(made, wanted, back, allow_unused=True, materialize_grads=True)
+            )
+            back = found.pop() if is_trained else back
+            total = [a + b for a, b in zip(total, found, strict=True)]
+        if links.stage:
+            links.send(links.stage - 1, back, ("backward", number))
+        return total, torch.zeros(())

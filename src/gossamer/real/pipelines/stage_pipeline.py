@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gossamer.pipeline.shape import ReplicaShape
-from gossamer.pipeline.stage_module import StageCall
+from gossamer.pipeline.stage_module import StageCall, StageModule
 from gossamer.real.pipelines.emptied_pipeline import EmptiedPipeline, borders_of
-from gossamer.real.pipelines.flowing_pipeline import FlowingPipeline, StageStep
+from gossamer.real.pipelines.flowing_pipeline import FlowingPipeline, StageStep, UnstashedPipeline
 from gossamer.real.pipelines.stage_links import StageLinks
 from gossamer.real.pipelines.stage_parts import StageParts
 from gossamer.tasks.flat_model import FlatModel, checked_loss, drawing_from
@@ -23,8 +23,9 @@ class StagePipeline:
 
     def __init__(
         self, model: FlatModel, parts: StageParts, shape: ReplicaShape, links: StageLinks,
-        batch: int,
+        batch: int, progress: Callable[[int], float],
     ) -> None:  # fmt: skip
+        """`progress` says which part of the run is over at a step."""
         self._model, self._layout = model, parts.layouts[links.stage]
         self._microbatches = shape.microbatches_of(batch)
         self._keys: Mapping[int, int] = {}
@@ -39,11 +40,19 @@ class StagePipeline:
         self._flowing: FlowingPipeline | None = None
         if shape.is_asynchronous:
             (module,) = own.values()
-            stage = StageCall(model.module, module)
             lag = shape.lags()[links.stage]
-            self._flowing = FlowingPipeline(
-                stage, lag, self._microbatches, links, self._loss, self._set_keys
-            )
+            if shape.has_split_points and lag:
+                singles = [StageModule(model.module, [part]) for part in module.parts]
+                self._flowing = UnstashedPipeline(
+                    model.module, [StageCall(model.module, one) for one in singles], lag, links,
+                    self._loss, self._set_keys, is_corrected=shape.pipeline == "pipemare",
+                    progress=progress,
+                )  # fmt: skip
+            else:
+                stage = StageCall(model.module, module)
+                self._flowing = FlowingPipeline(
+                    stage, lag, self._microbatches, links, self._loss, self._set_keys
+                )
         else:
             part = model.task.train.first(batch // self._microbatches).inputs
             borders = borders_of(model.module, parts.modules, part)
@@ -119,6 +128,11 @@ class StagePipeline:
         named = dict(self._model.module.named_buffers())
         flat = [named[name] for name in self._model.buffer_layout.names]
         return self._model.buffer_layout.pack(flat)
+
+    @property
+    def most_versions(self) -> int:
+        """The most versions of the weights that were kept at one time."""
+        return 1 if self._flowing is None else self._flowing.most_stashed
 
     def close(self) -> None:
         if self._emptied is not None:

@@ -72,6 +72,10 @@ class StageSession(Session):
     def first(self) -> int:
         return self.grouping.stage
 
+    @property
+    def processes(self) -> int:
+        return len(self._layouts)
+
     def _lost(self, tell: Callable[[int], None]) -> Callable[[int], None]:
         def lost(process: int) -> None:
             tell(process)

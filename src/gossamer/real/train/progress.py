@@ -179,6 +179,7 @@ class TrainingProgress(LogReader):
             "checkpoints": max((book["checkpoints"] for book in books), default=0),
             "checkpoint_seconds": max((book["checkpoint_seconds"] for book in books), default=0.0),
             "living": len(books),
+            **_stages(books),
         }
 
     def _goodput(self, workers: int) -> Row:
@@ -219,3 +220,12 @@ class TrainingProgress(LogReader):
             "longest_step_gap_at": longest and longest["longest_step_gap_at"],
             "longest_step_gap_by_worker": gaps,
         }
+
+
+def _stages(books: Sequence[Row]) -> Row:
+    """Of replicas of several processes, what each stage holds, by the names of virtual time."""
+    found = {stage: (size, versions) for stage, size, versions in sorted(
+        book["stage"] for book in books if "stage" in book
+    )}  # fmt: skip
+    held = [{"parameters": size, "weight_versions": n} for size, n in found.values()]
+    return {"pipeline": held} if held else {}

@@ -156,8 +156,9 @@ def _paces(before: Sequence[Facts], workers: int, batch: int) -> list[dict[str, 
     """The place in the data of each of so many workers."""
     if "claimed" in before[0]:
         claimed = before[0]["claimed"]
-        return [{"claimed": claimed, "drawn": claimed // (batch * workers)}] * workers
-    nothing = {"taken": [], "left": [0, 0], "drawn": 0, "batches": before[0]["batches"]}
+        drawn = claimed // (batch * workers)
+        return [{**before[0], "drawn": drawn}] * workers
+    nothing = {**before[0], "taken": [], "left": [0, 0], "drawn": 0}
     paces: list[dict[str, Any]] = [
         dict(before[rank]) if rank < len(before) else dict(nothing) for rank in range(workers)
     ]

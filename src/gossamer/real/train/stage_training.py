@@ -79,8 +79,18 @@ class StageTraining(Training):
         links = self._links = StageLinks(self.worker, self.session.driver, place)
         self._stage_batches.links = links
         self._pipeline = StagePipeline(
-            self._model, self._parts, self._shape, links, self._settings.batch or 1
+            self._model,
+            self._parts,
+            self._shape,
+            links,
+            self._settings.batch or 1,
+            self._share_over,
         )
+
+    def _share_over(self, step: int) -> float:
+        """The part of the samples that all replicas have processed before a step of this one."""
+        settings = self._settings
+        return step * (settings.batch or 1) * settings.replicas / settings.samples
 
     def _make_pace(self) -> StageBatches:
         place, router = self.session.grouping, self.session.router
@@ -145,6 +155,11 @@ class StageTraining(Training):
         gradient.resolve(value)
 
     # ------------------------------------------------------------------ what came out
+
+    def _own_facts(self) -> dict[str, Any]:
+        assert self._pipeline is not None
+        versions = self._pipeline.most_versions
+        return {"stage": [self._stage, self._layout.total, versions]}
 
     def own_output(self) -> Contribution:
         assert self._pipeline is not None

@@ -175,11 +175,6 @@ def _check_stages(settings: Settings) -> None:
             "tensor= is played in virtual time; on real workers split the layers by PyTorch's own "
             "plans and give the mesh to gossamer.join"
         )
-    elif shape.has_split_points:
-        reason = (
-            f"pipeline={shape.pipeline} is played in virtual time; real workers stash weights, so "
-            "choose pipedream, vertical_sync or 2bw"
-        )
     elif shape.pipeline == "1f1b" and microbatches < shape.stages:
         reason = (
             f"1f1b needs at least as many micro-batches as the {shape.stages} stages, got "

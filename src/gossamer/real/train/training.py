@@ -336,6 +336,10 @@ class Training:
             output = self._evaluator.output_parameters(held)
             self._log.keep_output(output, self._evaluator.state_dict(held, output))
 
+    def _own_facts(self) -> dict[str, Any]:
+        """What else this process says of itself at the end."""
+        return {}
+
     def _conclude(self) -> None:
         assert self._log is not None
         session = self.session
@@ -351,6 +355,7 @@ class Training:
             "torn_updates": session.transport.torn_updates,
             "checkpoints": self._checkpoints.count,
             "checkpoint_seconds": self._checkpoints.seconds,
+            **self._own_facts(),
         })  # fmt: skip
         if self._speaks_for_all:
             self._evaluate("result")

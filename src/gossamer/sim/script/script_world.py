@@ -61,6 +61,10 @@ class ScriptBudget:
         sample a step."""
         return samples / (self.samples_of_pass or self._steps)
 
+    def ordinary(self, batch: Any) -> list[Any]:
+        """A loop's batches have the size that its loader gives them."""
+        return [batch]
+
     def open_step(self, step: int) -> float:
         self.rounds = max(self.rounds, step + 1)
         return self.epochs

@@ -144,7 +144,8 @@ def _structure(tree: Tensors) -> str:
 
 def _closed(text: str, constants: dict[str, Tensor], key: str) -> bytes:
     """The content of a file: a digest of the rest and the key, the text, and the tensors."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in constants.items()}
+    # Of several that are views of one tensor the file holds each: it refuses shared memory.
+    tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in constants.items()}
     rest = text.encode() + b"\n" + save(tensors)
     return _sum(key, rest) + b"\n" + rest
 

@@ -28,7 +28,7 @@ import torch
 from gossamer.errors import ConfigurationError
 from gossamer.files import replace_text, replacement
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.precision import default_precision, rounding_as
+from gossamer.precision import default_precision, rounding_as, threads_of
 from gossamer.runs.folder import to_json
 from gossamer.runs.result import Row
 from gossamer.studies.lab.grid import Grid, GridGroup, GridPoint
@@ -73,7 +73,7 @@ class GroupRun:
     def run(self, on_row: Callable[[Row], object], should_stop: Callable[[], bool]) -> TrainedGroup:
         """Train until all is done or `should_stop` says so. Rows without losses say how far it is,
         a few times a second."""
-        with _threads(self.threads), rounding_as(self.precision, torch.device(self.device)):
+        with threads_of(self.threads), rounding_as(self.precision, torch.device(self.device)):
             return self._run(on_row, should_stop)
 
     def _run(
@@ -132,16 +132,6 @@ def _evaluate(training: GroupTraining, history: History, on_row: Callable[[Row],
         on_row(_where(training) | scores)
 
 
-@contextmanager
-def _threads(count: int) -> Generator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Sweep:
     """What is known of a grid: the groups that are finished, and those that are not."""
 
@@ -182,7 +172,7 @@ class Sweep:
         if self._initial_loss is not None:
             return
         place = torch.device(self._device)
-        with _threads(self._threads), rounding_as(self._precision, place):
+        with threads_of(self._threads), rounding_as(self._precision, place):
             first = Models.of(self.task, place, self.grid.seeds, self._precision)
             model = first.first
             start = first.scores(model.initial.unsqueeze(0), model.initial_buffers.unsqueeze(0))

@@ -122,6 +122,11 @@ def restore_loop(worker: JoinedWorker, folder: Path, others: State) -> int:
             f"the checkpoint in {folder} is of {size} models that are never averaged, and "
             f"{worker.size} workers cannot go on with them; start {size} workers"
         )
+    elif worker.coupling is not None and worker.coupling.session.processes > 1:
+        raise ConfigurationError(
+            f"the checkpoint in {folder} is of {size} processes, of which each holds a part of a "
+            f"model, and {worker.size} cannot go on with them; start {size} processes"
+        )
     else:
         state["model"] = _mean_of_models([kept.read(number, r, size)["model"] for r in range(size)])
         worker.load_progress(state["worker"])

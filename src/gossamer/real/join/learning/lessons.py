@@ -6,6 +6,7 @@ worker for what the other workers' models predict.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,6 +78,11 @@ class LearningWords:
     """The words of a joined worker about learning from others."""
 
     coupling: LoopSession | None
+
+    def tell_loss(self, row: Mapping[str, Any]) -> None:
+        """What the loop has reported, for methods that compare losses."""
+        if self.coupling is not None and "loss" in row:
+            self.coupling.lessons.loss = torch.tensor(float(row["loss"]))
 
     def codistill(
         self, loss: Tensor, output: Any, *inputs: Any, classes: bool = True, **named: Any

@@ -26,6 +26,7 @@ from gossamer.real.join.checks import check_apart, check_one_optimiser, reported
 from gossamer.real.join.gradient import LoopGradient
 from gossamer.real.join.joined_worker import JoinedWorker
 from gossamer.real.join.learning.lessons import Lessons
+from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import Averages, combined_averages
@@ -146,6 +147,8 @@ class VirtualOutput(LoopOutput):
 class VirtualLoop:
     """Everything behind a `VirtualWorker`, as `LoopSession` is on real workers."""
 
+    last_words = LoopSession.last_words
+
     def __init__(
         self, session: VirtualSession, model: nn.Module, binding: ModuleBinding,
         optimizer: torch.optim.Optimizer, statistics_batches: int,
@@ -153,6 +156,8 @@ class VirtualLoop:
         self.session = session
         self.shared = VirtualValues(session)
         self.gradients = SimpleNamespace(is_accumulating=False)
+        # Only real workers come and go in a loop, so nobody need account for its batches.
+        self.accounts, self.passes = None, list[dict[str, Any]]()
         balances = bool(session.spec.balance)
         self.shares = LoopShares(lambda: session.training, session.took) if balances else None
         self.lessons = Lessons(model, binding.layout, session.spec.name)
