@@ -177,7 +177,7 @@ FORBIDDEN = re.compile(
     # safetensors.torch writes and reads numbers only, unlike torch itself.
     r"(import|from) \w*pickle|pickle\.|(?<!\bsafetensors\.)torch\.(load|save|serialization)"
     r"|from torch(\.serialization)? import .*\b(load|save)\b"
-    r"|marshal|dill|(?<!\bmodule\.)(?<!\bmodel\.)eval\("
+    r"|marshal|dill|(?<!\bmodule\.)(?<!\bmodel\.)(?<!\bwhole\.)eval\("
 )
 
 

@@ -119,7 +119,7 @@ class TestDrawings:
         assert listed["learning rates"] == "0.1, 0.3"
         assert listed["seeds"] == "0, 1"
         assert listed["cluster network latency"] == "100 us"
-        assert listed["cluster compute seconds"] == "10 ms"
+        assert listed["cluster compute seconds"] == "2 ms"
         assert listed["largest gradient norm"] == "none"
         assert listed["downpour: n push"] == "1"
         config = settings_of("downpour")

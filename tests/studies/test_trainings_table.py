@@ -245,7 +245,8 @@ REFUSED = {
     "ad-psgd-speedup --jobs 3 --data x": (
         "leave out --data, --jobs, which delayed-gradients-sgd, delayed-gradients-adam, "
         "delayed-gradients-adam-far, dc-asgd-cifar10, ad-psgd-cifar10, ad-psgd-cifar10-vgg, "
-        "gossip-scaling, gossip-scaling-digits, tiny take"
+        "gossip-scaling, gossip-scaling-digits, bits-cliff, powersgd-cifar10, dgc-cifar10, tiny "
+        "take"
     ),
 }
 

@@ -87,8 +87,9 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
         gradients=gradients,
         _watch=watch,
         _is_watched=False,
+        lessons=SimpleNamespace(begin=lambda lesson: None),
     )
-    gradient = LoopSession._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
+    gradient = LoopSession._gradient(coupling, cast(Any, replica), None, None)  # pyright: ignore[reportPrivateUsage]
     assert torch.equal(binding.initial(), window)
     assert gradient is coupling._wanted
     assert not gradient.done

@@ -290,11 +290,11 @@ def test_a_damped_gradient_makes_a_shorter_step(optimiser: str) -> None:
 
 def stored(optimiser: str, start: Tensor) -> Replica:
     store = ReplicaStore(2, start, make_optimiser(optimiser))
-    return SimulatedReplica(store, 1, lambda: RATE, lambda replica, read: None)
+    return SimulatedReplica(store, 1, lambda pace: RATE, lambda replica, read: None)
 
 
 def in_a_window(optimiser: str, start: Tensor) -> Replica:
-    return WindowReplica(Place(start.clone()), make_optimiser(optimiser), lambda: RATE)
+    return WindowReplica(Place(start.clone()), make_optimiser(optimiser), lambda pace: RATE)
 
 
 def of_a_loop(optimiser: str, start: Tensor) -> Replica:

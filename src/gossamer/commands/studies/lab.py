@@ -44,7 +44,7 @@ from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.tasks import Task, make_task
 
 lab = typer.Typer(
-    help="Experiments: what late gradients and slow workers cost, and when to average.",
+    help="Experiments on delay, slow workers, links and averages.",
     rich_markup_mode=None,
 )
 

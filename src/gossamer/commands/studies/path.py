@@ -60,7 +60,7 @@ def path(
     data: given.DataOption = None,
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
-    """The loss along the straight lines between models: when averaging is allowed.
+    """The loss between models: when averaging is allowed.
 
     \b
     gossamer lab path
