@@ -173,6 +173,13 @@ PauseOption = Annotated[
     list[str] | None,
     shown("Let this worker stand still for LENGTH: 2@1s+0.5s.", metavar="WORKER@START+LENGTH"),
 ]
+DropOption = Annotated[
+    list[str] | None,
+    shown(
+        "Probability that a message is lost, and sent again later: 0.05.",
+        metavar="PROBABILITY[@START+LENGTH]",
+    ),
+]
 DelayOption = Annotated[
     list[str] | None,
     shown("Delay added to every message: 20ms@1s+2s.", metavar="TIME[@START+LENGTH]"),
@@ -227,11 +234,7 @@ class ClusterOptions:
         None, "Let this server die, which needs standby=: 0@2s.", metavar="SERVER@TIME"
     )
     pause: PauseOption = None
-    drop: Texts = option(
-        None,
-        "Probability that a message is lost, and sent again later: 0.05.",
-        metavar="PROBABILITY[@START+LENGTH]",
-    )
+    drop: DropOption = None
     delay: DelayOption = None
     partition: Texts = option(
         None,
@@ -384,9 +387,7 @@ class HostOptions:
     )
 
     def hosts(self) -> Hosts:
-        return Hosts.parse(
-            self.nnodes, self.node_rank, self.rendezvous, self.patience, self.secret_file
-        )
+        return Hosts.parse(*dataclasses.astuple(self))
 
 
 @dataclass(frozen=True)
@@ -408,11 +409,7 @@ class RealFaultOptions:
     come_back: Texts = option(
         None, "Let this worker, which has died, come back: 3@4s.", "--return", metavar="WORKER@TIME"
     )
-    drop: Texts = option(
-        None,
-        "Probability that a message is lost, and sent again later: 0.05.",
-        metavar="PROBABILITY[@START+LENGTH]",
-    )
+    drop: DropOption = None
     partition: Texts = option(
         None,
         "Nothing crosses between the sides until it heals: '0,1|2-7@1s+2s'.",

@@ -38,6 +38,11 @@ class FaultPlan:
 
     def __post_init__(self) -> None:
         for fault in self.faults:
+            if fault.kind == "kill-server":
+                raise ConfigurationError(
+                    "--kill-server is simulated only: real servers live in the processes of "
+                    "workers; use --kill with the worker of the same number"
+                )
             if fault.kind == "partition" and fault.lasts == math.inf:
                 raise ConfigurationError(
                     f"a partition of real workers must heal, got --{fault}; say how long it lasts, "

@@ -180,7 +180,6 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
 
     @property
     def size(self) -> int:
-        """The number of workers; of an elastic run, those that take part now."""
         return 1 if self.coupling is None else self.coupling.session.present
 
     @property
@@ -428,10 +427,10 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
             return  # alone, the statistics are those of the model that is trained
         if not self._was_open:
             self._open_for("recalibrate")
-        recalibration = self.coupling.output.recalibration
-        recalibration.take(batches, forward)
-        if self._was_open and (not self._is_open or self.coupling.output.is_visiting):
-            recalibration.recompute(warns=True)
+        output = self.coupling.output
+        output.recalibration.take(batches, forward)
+        if self._was_open and (not self._is_open or output.is_visiting):
+            output.recalibration.recompute(warns=True)
 
     def save(self, folder: Path | str, number: int, *, keep: int = 2, **others: Any) -> None:
         """Write this worker's part of a checkpoint: models, optimisers, the coupling, random states
@@ -450,8 +449,7 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
 
     def load_progress(self, state: dict[str, Any]) -> None:
         """Of a checkpoint of other workers: how often each loader was gone over."""
-        passes = [int(one) for one in state.get("passes", []) if isinstance(one, int)]
-        self._passes.before = list(passes)
+        self._passes.before = [one for one in state.get("passes", []) if isinstance(one, int)]
 
     def state_dict(self) -> dict[str, Any]:
         """What the coupling adds to this worker's checkpoint, taken between two steps.
@@ -460,9 +458,8 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
         sent), push-sum weight, versions, random state, the number of the step, how often each
         sharded loader was gone over, and the servers that live in this process. Every worker saves,
         in a file of its own, `model.state_dict()` (the statistics of BatchNorm are its own),
-        `optimizer.state_dict()`, this, and what else the loop has: schedule, scaler, torch's random
-        state. Save at the same step on all workers, best between two passes over the data; what
-        asynchronous workers have on the way then is lost.
+        `optimizer.state_dict()`, this, and what else the loop has. Save at the same step on all
+        workers, best between two passes; what asynchronous workers have on the way then is lost.
         """
         state: dict[str, Any] = {"method": str(self.method), "rank": self.rank, "size": self.size}
         if self.coupling is not None:
@@ -473,9 +470,8 @@ class JoinedWorker(SharedWords, LearningWords, LargeBatchWords):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned, before the `with`; not the model or the optimiser."""
         if self._was_open:
-            raise ConfigurationError(
-                "worker.load_state_dict() comes too late; call it before `with worker`"
-            )
+            late = "worker.load_state_dict() comes too late; call it before `with worker`"
+            raise ConfigurationError(late)
         mine = {"method": str(self.method), "rank": self.rank, "size": self.size}
         for name, value in mine.items():
             if state.get(name) != value:

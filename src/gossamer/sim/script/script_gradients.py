@@ -268,10 +268,6 @@ class ScriptWorker(SimulatedWorker):
 
     _world: ScriptWorld
 
-    @property
-    def expected_steps(self) -> int:
-        return self._world.steps
-
     def gradient(
         self, at: Tensor | Replica, batch: Tensor | None = None, *, lesson: Lesson | None = None
     ) -> ScriptGradient:

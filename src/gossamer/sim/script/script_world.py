@@ -61,6 +61,9 @@ class ScriptBudget:
         sample a step."""
         return samples / (self.samples_of_pass or self._steps)
 
+    def expected_steps(self, workers: int) -> int:
+        return max(1, round(self._steps / workers))
+
     def ordinary(self, batch: Any) -> list[Any]:
         """A loop's batches have the size that its loader gives them."""
         return [batch]

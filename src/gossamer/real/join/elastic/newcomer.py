@@ -28,6 +28,7 @@ from gossamer.real.launch.console import say
 from gossamer.real.launch.elastic import why_not_elastic
 from gossamer.real.output_model import pack_bytes, untrained
 from gossamer.real.session import Session
+from gossamer.real.transports.beginning import Beginning
 from gossamer.real.transports.transport import StopToken
 from gossamer.real.worker import RealWorker
 
@@ -61,6 +62,13 @@ def check_elastic(session: Session) -> None:
     """Refuse what needs the workers of the beginning to stay the same."""
     if (why := why_not_elastic(session.spec, session.options)) is not None:
         raise ConfigurationError(why)
+    addresses, present = session.addresses, Beginning.from_environment().present
+    hosts = {addresses.process_of(end) for end in range(addresses.size, addresses.ends)}
+    if present is not None and not hosts <= present:
+        raise ConfigurationError(
+            f"{session.spec} has servers in the processes of workers {sorted(hosts)}, which must "
+            f"all be there at the beginning, got workers {sorted(present)}; begin with a larger -n"
+        )
     if session.is_newcomer and len(session.addresses.hosted_by(session.rank)) > 1:
         raise ConfigurationError(
             f"worker {session.rank} cannot come back: its process held a server of "

@@ -101,6 +101,11 @@ class VirtualSession:
     # ------------------------------------------------------------------ as on real workers
 
     @property
+    def present(self) -> int:
+        """How many workers there are: in virtual time a loop has all of them from the start."""
+        return self.size
+
+    @property
     def is_lowest(self) -> bool:
         return self.rank == self.main
 

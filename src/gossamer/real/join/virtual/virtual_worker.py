@@ -147,7 +147,7 @@ class VirtualOutput(LoopOutput):
 class VirtualLoop:
     """Everything behind a `VirtualWorker`, as `LoopSession` is on real workers."""
 
-    last_words = LoopSession.last_words
+    last_words, summary = LoopSession.last_words, LoopSession.summary
 
     def __init__(
         self, session: VirtualSession, model: nn.Module, binding: ModuleBinding,
