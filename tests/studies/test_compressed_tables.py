@@ -17,6 +17,7 @@ from gossamer.studies.reproductions import TABLES, PublishedCell
 from gossamer.studies.reproductions.async_diloco_clock import TIMES_S, arrivals
 from gossamer.studies.reproductions.compressed import bits_cliff, cifar10
 from gossamer.studies.reproductions.streaming_diloco import points_apart
+from gossamer.studies.reproductions.table import mean_cell
 from gossamer.studies.reproductions.trainings import Problem
 from gossamer.tasks import images
 from tiers import wide
@@ -146,6 +147,21 @@ def test_the_order_of_ranks_is_judged_beside_their_levels() -> None:
 
     assert cifar10.powersgd_verdict(cells(94.0, 93.0, 94.1, 94.2)).count(": agrees") == 3
     assert cifar10.powersgd_verdict(cells(94.0, 93.0, 92.0, 94.2)).count(": does not agree") == 1
+
+
+def test_the_words_follow_the_number_of_seeds() -> None:
+    """One seed is called one, and two are a mean whose interval is shown."""
+    alone = [PublishedCell("SGD", "accuracy %", 94.3, score) for score in (94.0, 94.2)]
+    together = mean_cell(alone)
+    for verdict in (cifar10.powersgd_verdict, cifar10.dgc_verdict):
+        assert "\none seed; accuracies" in verdict(alone[:1])
+        said = verdict([together])
+        assert "\nmeans of 2 seeds with 95 % intervals; accuracies" in said
+        assert "one seed" not in said
+    trainings = cifar10.POWERSGD.trainings
+    assert trainings is not None
+    assert trainings.show(alone[0]) == "94.00 | 94.30"
+    assert trainings.show(together) == "94.10 ± 1.27 | 94.30"
 
 
 # ---------------------------------------------------------------------- against bandwidth

@@ -27,6 +27,8 @@ class PublishedCell:
     """How we know the published number: read in the paper, or quoted from memory of it."""
     half_width: float | None = None
     """Half the width of the 95 % interval of ours, where several seeds were run."""
+    seeds: int = 1
+    """How many seeds ours is the mean of."""
 
     @property
     def deviation(self) -> float | None:
@@ -142,7 +144,8 @@ def mean_cell(seeds: Sequence[PublishedCell]) -> PublishedCell:
     if len(seeds) == 1:
         return first
     found = interval([cell.ours for cell in seeds])
-    return replace(first, ours=found.mean, half_width=found.high - found.mean)
+    half_width = found.high - found.mean
+    return replace(first, ours=found.mean, half_width=half_width, seeds=len(seeds))
 
 
 def show_percent(cell: PublishedCell) -> str:

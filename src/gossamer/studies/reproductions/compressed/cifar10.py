@@ -121,7 +121,8 @@ def _show(cell: PublishedCell) -> str:
     if math.isnan(cell.ours):
         return "diverged"
     form = "{:.2f}" if cell.column == _ACCURACY else "{:.0f}"
-    ours = form.format(cell.ours)
+    within = "" if cell.half_width is None else f" ± {form.format(cell.half_width)}"
+    ours = form.format(cell.ours) + within
     return ours if cell.published is None else f"{ours} | {form.format(cell.published)}"
 
 
@@ -131,9 +132,12 @@ def _score(cells: Sequence[PublishedCell], row: str) -> Any:
 
 
 def _ended(lines: list[str], cells: Sequence[PublishedCell]) -> str:
-    lines += largest_deviation([cell for cell in cells if cell.column == _ACCURACY])
+    scores = [cell for cell in cells if cell.column == _ACCURACY]
+    lines += largest_deviation(scores)
+    count = max((cell.seeds for cell in scores), default=1)
+    seeds = "one seed" if count == 1 else f"means of {count} seeds with 95 % intervals"
     lines.append(
-        f"one seed; accuracies within {_MARGIN.absolute:g} points count as equal; published "
+        f"{seeds}; accuracies within {_MARGIN.absolute:g} points count as equal; published "
         f"figures: {_MEMORY}"
     )
     return "\n".join(lines)
@@ -176,7 +180,7 @@ def _picture(path: Path, work: Sequence[CellTraining], trained: Mapping[str, Tra
     workers = work[0].cluster.workers
     words = Caption(
         "CIFAR-10 with compressed gradients",
-        f"error on the test set over {counted(epochs, 'epoch')} (log scale), one seed",
+        f"error on the test set over {counted(epochs, 'epoch')} (log scale), the first seed",
         f"triangles at the right: published, {_MEMORY}",
     )
     error_curves(path, {counted(workers, "worker"): lines}, words)
