@@ -26,145 +26,70 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "gossamer"
 FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
-    # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
-    ".": 3550,
-    # Workers that attach.
-    "commands": 3570,
-    # And time to a target against bandwidth.
-    # Late stages in the laboratory.
-    # And lines between models.
-    # Tables of many small trainings, and several seeds of a cell.
-    "commands/studies": 3030,
+    ".": 3710,
+    "commands": 3750,
+    "commands/models": 150,
+    "commands/studies": 2270,
     "commands/view": 540,
-    # What dividing a model over a cluster answers.
-    "commands/work": 3320,
-    # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
-    # the prices of a cluster.
-    # Batches that grow, and micro-batches on one machine.
-    "config": 1650,
-    # New: what becomes of several trained models.
-    "consolidate": 800,
-    "commands/models": 350,
-    # New: compressors of what is exchanged, and the worker that uses them below every method.
-    # And averages of models that are rounded in pairs.
-    "compression": 2420,
-    # The laws of outer loops, in a file of their own.
-    "contract": 960,
-    "integrations": 410,
-    # Data that differ, copies for compression, transfers beside computing at servers; the family of
-    # outer loops with its servers, and methods that change during a run.
-    "methods": 3500,
-    # The noise scale of gradients, and who descends from whom.
-    "observe": 1280,
-    # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
-    "optim": 1780,
-    # How often to write checkpoints.
-    "plan": 380,
-    # One worker alone, beside the answer.
-    # One worker alone beside the cluster.
-    # Replicas of several machines among the candidates.
-    # Batches, momenta, decays and groups among the candidates.
-    # Goodput, and the advice on checkpoints.
-    "plan/advise": 2560,
-    "plan/cost": 2310,
-    "plan/hardware": 1650,
-    # New: replicas of several machines, their schedules and stages, and the closed forms of these.
-    # New: replicas of several machines, their schedules, stages, and the module of one stage.
-    "pipeline": 880,
-    # New: dividing a model over a cluster, published networks and hybrids.
-    "plan/parallel": 2080,
-    # New: the closed forms in the language of the browser, and what their page is told.
-    "plan/page": 750,
-    # Sites and racks are looked for.
-    "plan/probe": 2070,
-    # Workers that take part only when they have a model; addresses of standbys.
-    "real": 2280,
-    # Partitions and drops.
-    "real/faults": 770,
-    # New: checkpoints of a loop in two lines of it.
+    "commands/work": 3590,
+    "compression": 2270,
+    "config": 1720,
+    "consolidate": 790,
+    "contract": 1030,
+    "integrations": 430,
+    "methods": 3800,
+    "observe": 1320,
+    "optim": 1900,
+    "pipeline": 940,
+    "plan": 160,
+    "plan/advise": 2290,
+    "plan/cost": 2540,
+    "plan/hardware": 1460,
+    "plan/page": 740,
+    "plan/parallel": 2190,
+    "plan/probe": 2090,
+    "real": 2430,
+    "real/faults": 710,
+    "real/join": 4630,
     "real/join/checkpoints": 190,
-    # Islands over which PyTorch shards a model.
-    # Islands over which PyTorch shards a model. What servers with standbys refuse.
-    "real/join": 4590,
-    # New: workers that come to a loop during the run.
-    "real/join/elastic": 600,
-    # Islands, and loops whose replicas are stages of several processes.
-    "real/join/divided": 900,
-    # New: losses and predictions that methods compare.
-    "real/join/learning": 260,
-    # New: scaled rates, and BatchNorm over the batches of all workers.
-    "real/join/scaling": 480,
-    "real/join/virtual": 850,
-    # Elastic runs: workers that come back, and launchers that attach.
-    "real/launch": 2890,
-    # New: replicas of several processes, and the engines of their pipelines.
-    # And stages without old weights.
-    "real/pipelines": 910,
-    # One process of such a replica, and its batches.
-    # Batches that grow, agreed on where the noise of gradients decides.
-    # A checkpoint of n workers made one of m; the goodput of real runs.
-    "real/train": 3870,
-    "real/transports": 1330,
-    "real/transports/conformance": 1240,
-    "real/transports/mpi": 1110,
-    "real/transports/shm": 2560,
-    "real/transports/torch": 2730,
+    "real/join/divided": 490,
+    "real/join/elastic": 240,
+    "real/join/learning": 110,
+    "real/join/scaling": 160,
+    "real/join/virtual": 920,
+    "real/launch": 2420,
+    "real/pipelines": 1000,
+    "real/train": 3560,
+    "real/transports": 1460,
+    "real/transports/conformance": 1250,
+    "real/transports/mpi": 1090,
+    "real/transports/shm": 2680,
+    "real/transports/torch": 2850,
     "report": 60,
     "report/exporters": 610,
-    # And the lineage of a population.
-    # What faults have cost.
-    "report/page": 2660,
-    # And models divided over machines.
-    "report/pictures": 1350,
-    # What methods spend until the target, and the front of time and money.
-    "runs": 1880,
-    "script": 720,
-    # New: servers with standbys, the same for both worlds.
-    "standby": 1400,
-    "sim/checkpoint": 370,
-    # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
-    "sim/links": 500,
-    "sim/memory": 260,
-    # New: pipelines in virtual time.
-    "sim/pipelines": 820,
-    # What it refuses: teachers, and tuning of optimisers.
-    # Sentences where there were tracebacks.
-    # What scripts refuse in virtual time: standbys of servers.
-    "sim/script": 1900,
-    # Gradients are shown to the noise scale; growing batches.
-    "sim": 4120,
-    # New: workers that come and go, beside all else that goes wrong.
-    # And servers that die; what became of every sample, and how recoveries went.
-    "sim/faults": 900,
-    "sim/traces": 640,
-    "sim/forms": 1200,
-    "studies": 60,
-    # And time to a target against bandwidth.
-    # Edges of stability of late stages, and the runs beside them.
-    "studies/lab": 3510,
-    # New: the map of what the papers have; its table is a file of data.
-    "studies/map": 180,
-    # Tables of a shared network, and of batch, workers and staleness.
-    # And two tables of the low-communication family that need no gradients.
-    # What staleness costs, beside batch and learners.
-    # Goodput at a million chips.
-    # Several seeds of a cell, and rows of corrected settings.
-    "studies/reproductions": 3170,
-    # A worker that comes late begins in the order of the others.
-    # The average of the output models of a run.
-    # With dropout that models ask of functions, and the accuracy of next words.
-    # Gradients over micro-batches.
-    # And what teachers predict.
-    # VGG, dropout of the transformer, losses that are trained and not judged by.
-    "tasks": 3750,
-    # New: bits of displacements, and error against bytes.
-    "studies/reproductions/compressed": 920,
-    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
-    "tasks/published": 2280,
-    # New: tables of pipelines and of the cost model of divided models.
-    "studies/reproductions/parallel": 460,
-    # New: tables of small trainings with three seeds each.
-    "studies/reproductions/repeated": 2910,
+    "report/page": 2640,
+    "report/pictures": 1470,
+    "runs": 2060,
+    "script": 740,
+    "sim": 4500,
+    "sim/checkpoint": 380,
+    "sim/faults": 650,
+    "sim/forms": 1170,
+    "sim/links": 440,
+    "sim/memory": 270,
+    "sim/pipelines": 830,
+    "sim/script": 1820,
+    "sim/traces": 590,
+    "standby": 700,
+    "studies": 20,
+    "studies/lab": 2860,
+    "studies/map": 70,
+    "studies/reproductions": 2990,
+    "studies/reproductions/compressed": 450,
+    "studies/reproductions/parallel": 410,
+    "studies/reproductions/repeated": 970,
+    "tasks": 3570,
+    "tasks/published": 760,
 }
 ENTRY_POINTS = {
     "__main__",

@@ -27,7 +27,7 @@ def short_menu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three methods and two changes are enough to see the command work."""
     menu = ("all_reduce", "ad_psgd", "local_sgd:period=2")
     whole = candidates.candidates
-    monkeypatch.setattr(advice, "candidates", lambda base, rates, **more: whole(base, rates, menu, **more))
+    monkeypatch.setattr(advice, "candidates", lambda *given, **more: whole(*given, menu, **more))
     changes = advice.scenes
     monkeypatch.setattr(advice, "scenes", lambda cluster: changes(cluster)[1:3])
 

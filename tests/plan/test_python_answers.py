@@ -40,7 +40,7 @@ def short_menu() -> Iterator[None]:
     """Two methods on one cluster are enough to see a search."""
     whole = candidates.candidates
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(advice, "candidates", lambda base, rates, **more: whole(base, rates, MENU, **more))
+        patch.setattr(advice, "candidates", lambda *given, **more: whole(*given, MENU, **more))
         patch.setattr(advice, "scenes", lambda cluster: [])
         yield
 
