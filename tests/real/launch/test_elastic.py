@@ -59,7 +59,8 @@ def test_a_worker_that_dies_comes_back_with_the_model_of_the_others(
                 str(victim))
     )  # fmt: skip
     assert f"worker {victim} was killed by SIGKILL" in errors
-    assert [one["life"] for one in found] == [int(rank == victim) for rank in range(3)]
+    lives = [one["life"] for one in found]
+    assert lives == [int(rank == victim) for rank in range(3)], errors
     assert all(one["in_time"] for one in found)
     assert len({one["digest"] for one in found}) == 1
     back, others = found[victim], [one for one in found if one["rank"] != victim]

@@ -35,6 +35,7 @@ from gossamer.real.worker import RealWorker
 _SERVICE = "beginning"
 _OVER = "all have ended"
 _PATIENCE_S = 60.0
+_AWAY_S = 5.0
 
 
 @payload
@@ -92,11 +93,11 @@ def give_beginnings(
 
 def fetch_beginning(session: Session) -> GivenBeginning:
     """Ask the workers that take part, one after the other, until one answers."""
-    router, until = session.router, time.monotonic() + _PATIENCE_S
+    router, began = session.router, time.monotonic()
     draw = random.Random(f"{session.rank}/{session.transport.life}")
-    while time.monotonic() < until:
+    while (waited := time.monotonic() - began) < _PATIENCE_S:
         candidates = sorted(router.members.training - {session.rank})
-        if candidates:
+        if candidates and _reaches_servers(session, waited):
             try:
                 return router.ask(draw.choice(candidates), _SERVICE, "beginning")
             except PeerLost:
@@ -110,6 +111,18 @@ def fetch_beginning(session: Session) -> GivenBeginning:
         f"worker {session.rank} has come to the run, and no other worker was there within "
         f"{_PATIENCE_S:.0f} s to give it the model; see why they do not answer"
     )
+
+
+def _reaches_servers(session: Session, waited: float) -> bool:
+    """Whether a newcomer may begin: a server that is not connected yet would count as lost. Where
+    standbys are, one that stays away has died."""
+    addresses, live = session.addresses, session.router.live
+    ends = range(addresses.size, addresses.ends)
+    if all(addresses.process_of(end) in live for end in ends):
+        return True
+    acting = (addresses.acting(server, live) for server in addresses.servers)
+    is_served = all(addresses.process_of(end) in live for end in acting)
+    return addresses.has_standbys and waited > _AWAY_S and is_served
 
 
 def tell_the_end(session: Session) -> None:
