@@ -114,6 +114,8 @@ def radial_mean(
     mean of directions. A mean is shorter than its parts by about the root of their number; this is
     not. Where the directions cancel it is the plain weighted mean.
     """
+    if ways[0].is_meta:  # a run without values, which knows no lengths
+        return torch.empty_like(ways[0])
     total = sum(weights)
     merged: list[Tensor] = []
     for pieces in zip(*(way.split(list(sizes)) for way in ways), strict=True):

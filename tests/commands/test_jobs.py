@@ -101,7 +101,7 @@ def test_compare_drops_what_ran_beside_a_failure(tmp_path: Path) -> None:
 def test_advise_with_two_jobs_gives_the_same_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gossamer.commands import advise as command
+    from gossamer.commands.work import advice as command
 
     menu, whole = ("all_reduce", "ad_psgd"), candidates.candidates
     monkeypatch.setattr(command, "candidates", partial(whole, menu=menu))

@@ -283,7 +283,7 @@ def test_ctrl_c_shows_what_a_comparison_has_finished(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     said = interrupted(
         runs, lambda: written(runs) == 2, "compare", "--methods", "all_reduce ad_psgd easgd",
-        "--task", "quadratic", "--lr", "0.1", "--epochs", "80", "--json",
+        "--task", "quadratic", "--lr", "0.1", "--epochs", "80", "--jobs", "1", "--json",
     )  # fmt: skip
     assert said.status == 130, said.err
     assert "Traceback" not in said.err

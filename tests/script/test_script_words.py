@@ -64,7 +64,7 @@ def test_synchronous_workers_share_the_bits_of_real_ones(
 def test_who_dies_is_left_out_and_nobody_waits_for_it(tmp_path: Path, server: ForkServer) -> None:
     """It is in the first means and not in the last ones."""
     script = written(tmp_path, HEAD, SHARE)
-    result = run(server, script, "all_reduce", cluster_of(3, kill=["2@0.25s"]))
+    result = run(server, script, "all_reduce", cluster_of(3, kill=["2@0.1s"]))
     assert result.living == 2
     zero, one = (json.loads(printed(script, r)[-1].removeprefix("told ")) for r in (0, 1))
     assert zero == one

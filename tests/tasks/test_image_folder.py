@@ -93,6 +93,7 @@ def test_top_five_counts_what_is_ranked_first():
     assert among_five(scores[:, :3], torch.tensor([0, 2])).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.wide
 def test_a_tree_of_images_trains_alike_in_both_worlds(tree):
     """The simulator's loop and real workers end with the same bits; rows have top-1, top-5 and the
     loss of the validation images."""
