@@ -35,8 +35,8 @@ FAST = [("gradients", "powersgd"), ("differences", "topk"), ("server", "onebit")
 
 @pytest.mark.parametrize(("kind", "name"), only(FAST, PAIRS))
 def test_every_pair_trains_the_digits_or_is_refused(kind: str, name: str) -> None:
-    """To 93 % on eight workers, with the compressor's usual options but for `OPTIONS`; or in a sentence that names
-    both and says why."""
+    """To 93 % on eight workers, with the compressor's usual options but for `OPTIONS`; or in a
+    sentence that names both and says why."""
     compressor = parse_compressor(name)
     text = f"{BY_EXCHANGE[kind]}+{name}{OPTIONS.get((kind, name), '')}"
     if refusal(kind, compressor):
