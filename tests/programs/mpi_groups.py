@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import weakref
 
 import pytest
 import torch
@@ -38,11 +39,13 @@ def scenario_results_leave_no_circles_behind(
     """The memory of a sum comes back without the garbage collector's help."""
     gc.collect()
     gc.disable()
-    addresses: set[int] = set()
+    results: list[weakref.ref[torch.Tensor]] = []
     for _ in range(30):
-        addresses.add(tools.wait(mean_of(transport, torch.ones(50_000), range(size))).data_ptr())
+        mean = mean_of(transport, torch.ones(50_000), range(size))
+        results.append(weakref.ref(tools.wait(mean)))
     gc.enable()
-    assert len(addresses) < 12
+    # Threads may still hold the last ones for a moment.
+    assert sum(result() is not None for result in results) < 12
 
 
 @scenario()
