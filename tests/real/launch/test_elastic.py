@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from command_line import gossamer
 from fork_server import Program
 from gossamer.errors import ConfigurationError
+from gossamer.methods import parse_method
+from gossamer.real.join.elastic.newcomer import check_elastic
 from gossamer.real.launch.elastic import Elastic, Revivals
 from launching import free_port
 from tiers import only
@@ -131,3 +134,10 @@ def test_an_elastic_run_has_a_least_and_a_most() -> None:
     assert Elastic.parse("2:8") == Elastic(2, 8)
     with pytest.raises(ConfigurationError):
         Elastic.parse("0:8")
+
+
+def test_replicas_of_several_processes_are_no_elastic_run() -> None:
+    """A worker that comes is one process, and would be a part of a replica."""
+    session: Any = SimpleNamespace(spec=parse_method("ad_psgd"), options={}, processes=2)
+    with pytest.raises(ConfigurationError, match="replicas of 2 processes cannot"):
+        check_elastic(session)

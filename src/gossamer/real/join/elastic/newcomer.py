@@ -63,6 +63,11 @@ def check_elastic(session: Session) -> None:
     """Refuse what needs the workers of the beginning to stay the same."""
     if (why := why_not_elastic(session.spec, session.options)) is not None:
         raise ConfigurationError(why)
+    if session.processes > 1:
+        raise ConfigurationError(
+            f"replicas of {session.processes} processes cannot have workers that come during the "
+            "run: a newcomer would need all of them at once; leave out --elastic"
+        )
     addresses, present = session.addresses, Beginning.from_environment().present
     hosts = {addresses.process_of(end) for end in range(addresses.size, addresses.ends)}
     if present is not None and not hosts <= present:
